@@ -1,7 +1,7 @@
 """Measures what weights of 8 bits cost a denoising step on this CPU, in each form.
 
 Four layers of 1.3B's shapes with random weights, in bfloat16. The forms take turns, and each turn's CPU
-seconds are divided by those of bfloat16 in the same turn: so the ratio holds beside other work too. A product
+seconds are divided by those of bfloat16 in the same turn: so the ratio holds during other work too. A product
 of weights with a scale for each row is scaled afterwards; blocks have to be widened and scaled before.
 
     python benchmarks/block_scales.py [--size 256x256x13] [--turns 9]

@@ -1,4 +1,4 @@
-"""Compiles the programs of published models from their configs alone, and prints the memory of each.
+"""Compiles the programs of published models from only their configs, and prints the memory of each.
 
 No weights are read or created: every argument is abstract. The figures are XLA's own, for the CPU or for a
 chip whose compiler is installed: arguments, outputs and temporaries of one call. A loop's floating-point

@@ -1,7 +1,7 @@
 """Measures what attesting notices of programs that are wrong on purpose, and of right ones.
 
 An artifact is built for this CPU, and all its programs run as on a chip that attests them
-(``wanrun.attest``). At each call what is wrong runs beside what is right, with the inputs that the right
+(``wanrun.attest``). At each call what is wrong runs next to what is right, with the inputs that the right
 programs have made; so one run tells all cases. Rows are cases, columns programs, figures the most that
 results were apart: relative errors, or levels of frames. Bold ones are noticed. A program that a case does
 not change has no figure.

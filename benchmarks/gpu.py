@@ -1,7 +1,7 @@
 """Measures this project on a machine with one NVIDIA GPU: one table, and one line of JSON.
 
     python benchmarks/gpu.py                          # what has no figure of this chip and these versions
-    python benchmarks/gpu.py --part step-14b,start    # these alone
+    python benchmarks/gpu.py --part step-14b,start    # only these
     python benchmarks/gpu.py --again --seconds 3000   # all, in the order of their worth
     python benchmarks/gpu.py --check                  # what has figures: 1 if one is exceeded by too much
     python benchmarks/gpu.py --artifact DIR           # with an artifact that was built elsewhere for this GPU

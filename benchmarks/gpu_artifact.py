@@ -22,7 +22,7 @@ from gpu_rows import COMPILES, Rows, main
 SIZE, FRAMES = "96x64", 9
 PROMPT = "A red fox runs through fresh snow at dawn"
 HEAD_SIZE = 128
-"""Of the toy's transformer, as published: cuDNN's attention takes multiples of 8, Mosaic's this alone."""
+"""Of the toy's transformer, as published: cuDNN's attention takes multiples of 8, Mosaic's only this."""
 TRAINED = ROOT / "artifacts" / "tiny" / "wan2.1-t2v"
 DRAWN, DRAWN_FRAMES, DRAWN_STEPS = "a red ball rolls to the right over green ground", 17, 30
 """A caption as the trained model knows them, and the length that it has learned."""

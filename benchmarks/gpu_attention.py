@@ -1,6 +1,6 @@
 """The attention parts of gpu.py: our kernel in Mosaic GPU beside cuDNN's: ``gpu_attention.py NAME JSON``.
 
-XLA builds cuDNN's graphs with a GPU alone, so steps wait for it; a kernel in Mosaic is compiled anywhere.
+XLA builds cuDNN's graphs only with a GPU, so steps wait for it; a kernel in Mosaic is compiled anywhere.
 Both are the forms that programs have. On a machine without a GPU, where its compilers are installed:
 
     python benchmarks/gpu_attention.py build '{"rows": "rows.jsonl", "folder": "DIR"}'
@@ -98,7 +98,7 @@ def _furthest(x: jax.Array, y: jax.Array) -> float:
 def _add(
     rows: Rows, what: str, shape: tuple[int, int, int, int], found: Timed, note: str, exact: np.ndarray
 ) -> None:
-    """Adds the time, and the largest error of the checked queries beside the size of the exact results."""
+    """Adds the time, and the largest error of the checked queries next to the size of the exact results."""
     sequences, queries, keys, heads = shape
     tflops = 4 * sequences * heads * queries * keys * HEAD_SIZE / found.median / TERA
     rows.add(what, found.median * 1e3, "ms", note, tflops=tflops, seconds=found.seconds)

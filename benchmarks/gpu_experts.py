@@ -64,7 +64,7 @@ def experts(bench: Bench) -> None:
 
 
 def _too_little(artifact: Path) -> float:
-    """Bytes of device memory between what one expert takes and what both take, beside the decoding."""
+    """Bytes of device memory between what one expert takes and what both take, besides the decoding."""
     targets = manifest_fields(artifact)["targets"].values()
     profiles = [programs for target in targets for programs in target["statistics"].values()]
     used = [sum(program[name] for name in USED) for profile in profiles for program in _decodings(profile)]

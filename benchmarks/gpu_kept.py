@@ -17,7 +17,7 @@ from gpu_parts import Part
 
 FOLDER = Path(__file__).parent / "gpu"
 CONCERNED: Mapping[str, Sequence[str]] = {"jax": ("jax", "cuda", "cudnn"), "torch": ("torch",)}
-"""By a package that a part needs: the versions on which its figures depend, beside the driver's."""
+"""By a package that a part needs: the versions on which its figures depend, besides the driver's."""
 Kept = dict[str, Any]
 
 

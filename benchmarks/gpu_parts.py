@@ -39,7 +39,7 @@ COMMANDS = (
 
 
 SERVER = ("starlette", "uvicorn", "h11", "python-multipart", "prometheus-client")
-"""The packages that wanrun serve needs beside them."""
+"""The packages that wanrun serve needs besides them."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def start(bench: Bench, model: str) -> None:
     """Times starts: from the command until it is ready, and until its first step is done.
 
     The files are in the page cache, but for the last start, before which they are dropped. A smoke run has
-    this one alone, of the toy.
+    only this one, of the toy.
     """
     name = "toy" if bench.smoke else model
     artifact = own_toy(bench, f"start-{model}") if bench.smoke else _converted(bench, model)
@@ -99,7 +99,7 @@ def _started(bench: Bench, artifact: Path) -> dict[str, Any]:
 
 
 def drop(rows: Rows, arguments: Mapping[str, Any]) -> None:
-    """Drops all of the page cache; in a smoke run, whose host is shared, an artifact's files alone."""
+    """Drops all of the page cache; in a smoke run, whose host is shared, only an artifact's files."""
     from pagecache import cold, cold_machine
 
     files = [path for path in Path(arguments["folder"]).rglob("*") if path.is_file()]
@@ -149,7 +149,7 @@ def puts(rows: Rows, arguments: Mapping[str, Any]) -> None:
 def stream(bench: Bench) -> None:
     """Makes steps of 1.3B whose layers stream through the device, and of one whose layers stay there.
 
-    A smoke run makes the first alone: other parts make the second. The weights are zeros: what counts are the
+    A smoke run makes only the first: other parts make the second. The weights are zeros: what counts are the
     transfers, of which a step brings all layers.
     """
     model = "toy" if bench.smoke else "1.3b"

@@ -1,4 +1,4 @@
-"""Times a denoising step with guidance and without, by one program, beside a program that has no guidance.
+"""Times a denoising step with guidance and without, by one program, and by a program that has no guidance.
 
 Likewise a step with NAG and without. A transformer of 1.3B's widths with few layers and random weights;
 programs take turns in one process. The floor of a step with guidance is twice the program without, and of

@@ -2,7 +2,7 @@
 
 Of clips: the judge's score of each, the drift of the ground's colour, with the first image as anchor and
 without, and the peak of memory by the number of clips. Of windows: the score of the whole and of each part
-of a trained length, beside a profile of all frames; and the seams of decoding in windows, of which a decoder
+of a trained length, against a profile of all frames; and the seams of decoding in windows, of which a decoder
 that passes on its history has none: build T2V with --vae-tile 96, of one tile, to see them.
 
     wanbuild convert artifacts/tiny/wan2.1-i2v --artifact I2V --default steps=30

@@ -1,6 +1,6 @@
 """What a mesh costs: bytes that each device sends in a pass of a step, memory, and masked attention.
 
-The steps of published models are compiled for virtual CPU devices from their configs alone. The bytes come
+The steps of published models are compiled for virtual CPU devices from only their configs. The bytes come
 from the compiled HLO; the formula beside them says what they should be. The CPU backend has no bfloat16
 collectives but those of bits, so activations travel as float32 here, and the formula counts them so.
 

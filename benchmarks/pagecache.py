@@ -73,7 +73,7 @@ def cold(files: Sequence[Path]) -> float:
 
 
 def cold_machine(files: Sequence[Path]) -> str:
-    """Drops all of the page cache, as root may do, or these files alone; returns which, in words."""
+    """Drops all of the page cache, as root may do, or only these files; returns which, in words."""
     os.sync()
     try:
         DROP_CACHES.write_text("1")

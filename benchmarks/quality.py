@@ -84,7 +84,7 @@ class Built:
         quantise: ``--quantise``, and then the patterns of ``--keep``.
         target: of ``wanbuild compile``.
         tf32: whether the VAE multiplies as a GPU does in TF32: see ``vae_in_tf32``.
-        tiny: whether there is a tiny decoder beside the VAE, ``checkpoint.TINY_VAE``.
+        tiny: whether there is a tiny decoder besides the VAE, ``checkpoint.TINY_VAE``.
     """
 
     weights: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Choice:
 
     Args:
         built: the artifact.
-        options: of ``Pipeline.generate``, beside caption, seed and 30 steps.
+        options: of ``Pipeline.generate``, besides caption, seed and 30 steps.
         load: of ``wanrun.load``.
         reference: diffusers makes it, in float32, and the rest is not used.
     """

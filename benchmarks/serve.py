@@ -67,7 +67,7 @@ def ready(artifact: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def latency(artifact: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a synchronous request beside ``generate`` and ``save`` in a process of their own."""
+    """Seconds of a synchronous request, and of ``generate`` and ``save`` in another process."""
     import wanrun
 
     over, alone, whole = list[float](), list[float](), list[float]()

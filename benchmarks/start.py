@@ -13,7 +13,7 @@ ready     the wanrun command from process start until a first step could be disp
 step      the wanrun command until the end of its second step, then ended; diffusers, eager, likewise
 compiled  diffusers with torch.compile: once with an empty compile cache, then with that cache
 decode    whole runs of the command and of diffusers, with two steps
-help      wanrun --help; imports: the modules of a start that is ready, beside import jax
+help      wanrun --help; imports: the modules of a start that is ready, besides jax
 traces    what JAX traced and compiled, by its report; overhead: Python between the steps, on the toy
 
 Two variants of a start: "encoded" encodes both prompts, "stored" finds both embeddings in the user's cache

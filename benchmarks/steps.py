@@ -2,7 +2,7 @@
 
 The methods are the solver's own grid (``--steps N``), Euler on it, the schedules that ``wanbuild calibrate``
 has written into the artifact, the step caches of ``benchmarks/rivals.py``, and a distilled student where
-there is one. PSNR is that of frames beside the converged run of 100 steps; the score is the share of a
+there is one. PSNR is that of frames against the converged run of 100 steps; the score is the share of a
 caption's facts that a judge finds (``tinywan.judge``). The captions are the yardstick's, by which nothing was
 chosen or trained; the intervals are those of 90 % by Student's t, of captions.
 
@@ -50,7 +50,7 @@ class Made:
     """A method's figures at one number of evaluations.
 
     Args:
-        psnr: dB beside the converged run.
+        psnr: dB against the converged run.
         score: share of the facts that hold.
     """
 
@@ -211,7 +211,7 @@ def measure(artifact: Path, count: int) -> Figures:
 
 
 def student(artifact: Path, teacher: Path, count: int) -> tuple[str, Made]:
-    """Measures a distilled artifact beside its teacher's converged runs; returns the variant too."""
+    """Measures a distilled artifact against its teacher's converged runs; returns the variant too."""
     with wanrun.load(teacher, loop="step", embeddings="none") as pipeline:
         bench = Bench(pipeline, count)
     with wanrun.load(artifact, loop="step", embeddings="none") as pipeline:

@@ -78,7 +78,7 @@ def named(words: tuple[str, ...]) -> dict[str, Path]:
         name = name or whole.rpartition("/")[2]
         if name in found:
             raise UsageError("conflict", f"two artifacts are called {name}", remedy="name them: NAME=DIR")
-        found[name] = path.absolute() if path.is_dir() else path  # one that is none is told as it is written
+        found[name] = path.absolute() if path.is_dir() else path  # errors name another path as it is written
     return found
 
 

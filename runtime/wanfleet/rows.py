@@ -118,7 +118,7 @@ class RowStore:
             pass
         raise UsageError(
             "exists",
-            f"{self._uploads.where(name)} is there, and was made otherwise",
+            f"{self._uploads.where(name)} exists, and was made with other options",
             remedy="choose another output",
         )
 

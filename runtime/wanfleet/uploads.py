@@ -213,7 +213,7 @@ class VideoStore(Uploads):
             raise UsageError(
                 "invalid_value",
                 f"the folder {place} has a field",
-                expected="fields in the file's name alone",
+                expected="fields only in the file's name",
             )
         super().__init__(f"{place}/")
         self._kept, self._delivered = kept, list[Path]()

@@ -187,7 +187,7 @@ class UrlReader:
         except aiohttp.TooManyRedirects:
             raise _RefusedError("redirects without end") from None
         except (ValueError, aiohttp.NonHttpUrlClientError):  # they have the URL, which may have a key
-            raise _RefusedError("what is no URL, or a redirect to one") from None
+            raise _RefusedError("an invalid URL, or a redirect to one") from None
 
     def _tell(self, line: str) -> None:
         """Reports a wait; of all threads' waits, one at a time."""

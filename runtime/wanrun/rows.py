@@ -102,7 +102,7 @@ class Row:
             generation, whose section follows from its models.
         sets: the value that a flag of the command line sets; None for other options.
         writes: of an option that names an output, its ``wanrun.claims.Place``; None for other options.
-        parse: returns the value of a text in a form of its own, or raises UsageError; of texts to choose from
+        parse: returns the value of a text with its own syntax, or raises UsageError; of texts to choose from
             the one that a further name stands for, or another one of - and _; None for other options.
         page: the help for clients of a server, where ``help`` says what does not concern them: under "" that
             of any model, under the words of ``models`` what stands instead for such a model, and under a

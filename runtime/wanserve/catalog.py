@@ -148,7 +148,7 @@ class ServedModel:
         """
         if self.loop is not None and options.get("loop") not in (None, self.loop):
             raise RefusedError(
-                f"this server runs loop {self.loop} alone", param=spell("loop"), code="unsupported"
+                f"this server runs only loop {self.loop}", param=spell("loop"), code="unsupported"
             )
         schedule = options.get("schedule")
         if isinstance(schedule, str) and schedule not in self.manifest.schedules:

@@ -15,7 +15,7 @@ GUESSED_STEPS: Final[Mapping[str, float]] = {"text": 1.0, "media": 1.0, "decode"
 """What a phase is taken for until it was measured once, in denoising steps."""
 
 GUESSED_STEP: Final = 1.0
-"""Seconds of a step until one was measured: only for the share of progress, no end is told."""
+"""Seconds of a step until one was measured: only for the share of progress, no end is shown."""
 
 
 class Estimates:

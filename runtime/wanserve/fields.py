@@ -375,7 +375,7 @@ def _take_file(file: _File, folder: Path, body: Body) -> None:
         _, kind = kind_of(head_of(file.source))
         option = next((one for one, (takes, _) in inputs.items() if takes == kind), "")
     if option not in inputs:
-        taken = f"images or videos as {', '.join(inputs)} alone" if inputs else "no images or videos"
+        taken = f"images or videos only as {', '.join(inputs)}" if inputs else "no images or videos"
         raise RefusedError(
             f"{name} cannot be used: {body.model.name} takes {taken}", param=name, code="unsupported"
         )

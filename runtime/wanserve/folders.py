@@ -151,7 +151,7 @@ class Folders:
         return LiveFiles(self.result(video, 0, "video"))
 
     def with_fragments(self) -> list[str]:
-        """Returns the ids of live videos whose fragments are files of their own."""
+        """Returns the ids of live videos whose fragments are separate files."""
         return [folder.parent.parent.name for folder in self._videos.glob(f"*/out/{FOLDER}")]
 
     def size(self, id: str) -> int:

@@ -196,7 +196,7 @@ class Guard:
 
 
 def _preflight(headers: Headers) -> JSONResponse:
-    """Answers a browser that asks whether another site's page may call, with any headers of its own."""
+    """Answers a browser that asks whether another site's page may call, with any headers."""
     allowed = {
         "access-control-allow-methods": "GET, POST, PATCH, DELETE",
         "access-control-allow-headers": headers.get("access-control-request-headers", "authorization"),

@@ -59,7 +59,7 @@ class LiveFiles:
             return _part(self._whole, 0, self._fragments_at())
 
     def read(self, piece: Piece) -> bytes:
-        """Returns a fragment. Raises FileNotFoundError if it is no file of its own any more."""
+        """Returns a fragment. Raises FileNotFoundError if it is no separate file any more."""
         return (self._folder / piece.name).read_bytes()
 
     def part(self, before: int, nbytes: int) -> bytes:
@@ -80,7 +80,7 @@ class LiveFiles:
 
     @property
     def pieces(self) -> list[Piece]:
-        """The fragments that are files of their own."""
+        """The fragments that are separate files."""
         if not self._folder.is_dir():
             return []
         names = (_NAME.fullmatch(file.name) for file in self._folder.iterdir())

@@ -2,7 +2,7 @@
 
 A worker writes each chunk as a file that can be played, and readers get the files one after the other, so no
 frame waits in memory. A worker makes at most ``AHEAD`` chunks more than the reader that is furthest has
-taken: a reader alone decides the pace, and a slow one beside others does not hold them up. It reads what is
+taken: a single reader decides the pace, and a slow one among others does not hold them up. It reads what is
 on disk, and is taken to the newest fragment when its next one is not kept any more. A reader that plays is
 given no more than it plays: what the system and a browser hold for it may be minutes of a small video.
 """

@@ -69,4 +69,4 @@ def start_log(level: str, format: str) -> None:
     least = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(handlers=[handler], level=max(least, WARNING))
     LOG.setLevel(least)
-    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # clients are told of broken forms
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # clients get an error for a broken form

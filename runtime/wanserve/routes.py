@@ -51,7 +51,7 @@ MAX_PAGE: Final = 1 << 20
 """Bytes of a page of jobs that has more than one: prompts may be long."""
 
 POLL_MS: Final = (100, 10_000)
-"""The shortest and the longest pause that a client is told between two looks at a job."""
+"""The shortest and the longest pause between two looks at a job, in the header for clients."""
 
 OTHER_BYTES: Final = "application/octet-stream"
 WEBP: Final = "image/webp"

@@ -85,7 +85,7 @@ def check_plain(nbytes: int) -> None:
     if nbytes > MAX_PLAIN:
         most = MAX_PLAIN >> 20
         raise RefusedError(
-            f"the request is too large: it has more than {most} MB beside its files",
+            f"the request is too large: it has more than {most} MB besides its files",
             413,
             code="too_large",
         )

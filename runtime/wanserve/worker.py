@@ -1,7 +1,7 @@
 """The process that has a device: it loads artifacts and makes the videos of jobs in a line.
 
 A job begins while the videos of the one before are decoded and written: see ``wanrun.job.line``. A crash of
-XLA ends the process alone. The server starts another one.
+XLA ends only this process. The server starts another one.
 """
 
 from __future__ import annotations

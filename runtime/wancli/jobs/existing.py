@@ -91,7 +91,7 @@ def check_same(video: str, found: Mapping[str, Any], expected: Mapping[str, Any]
     expected_value, found_value = _shown(*(_text(metadata, key) for metadata in (wanted, there)))
     raise UsageError(
         "exists",
-        f"the output {video} exists, and was made otherwise",
+        f"the output {video} exists, and was made with other options",
         expected=f"{key} {expected_value}",
         found=found_value,
         remedy=_REMEDY,

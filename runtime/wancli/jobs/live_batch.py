@@ -194,7 +194,7 @@ def _saved(job: Job, written: _Written) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(WanError):  # the first error is told
+            with contextlib.suppress(WanError):  # the first error is raised
                 save()
             raise
         save()

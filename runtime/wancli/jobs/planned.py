@@ -112,7 +112,7 @@ class Planner:
         if (to_stdout := str(path) == STDOUT) and not self.run.live:
             raise UsageError(
                 "unsupported",
-                "standard output takes live video alone",
+                "standard output takes only live video",
                 remedy="pass --live, or choose another --output",
             )
         latents = None if self.run.save_latents is None else self.path(entry, "save_latents")

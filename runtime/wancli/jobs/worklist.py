@@ -209,7 +209,7 @@ def _share(run: RunOptions, indexes: Sequence[int]) -> set[int]:
         print_error(f"{shard}: {len(own)} of {len(indexes)} prompts{none}")
         return own
     if (variable := told_number(os.environ)) and not run.of_several:
-        part = f"--shard {AUTO} makes this job's part alone"
+        part = f"--shard {AUTO} makes only this job's part"
         print_error(f"{variable} is set, and all {len(indexes)} prompts are made here: {part}")
     return set(indexes)
 

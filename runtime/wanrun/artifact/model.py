@@ -160,7 +160,7 @@ class Model(Record, frozen=True, kw_only=True):
         size_multiple: widths and heights are multiples of this number of pixels.
         leading_latents: latent frames in front of the video's own, besides those of reference images.
         num_train_timesteps: the timestep of pure noise.
-        expand_timesteps: whether each latent frame has a timestep of its own.
+        expand_timesteps: whether each latent frame has its own timestep.
         flow_map: whether a step takes the timestep at which it ends too, as ``next_timestep``. A manifest
             leaves false out.
         chunks: how a video is made chunk by chunk; None for a model that makes it at once, a manifest leaves
@@ -210,7 +210,7 @@ class Model(Record, frozen=True, kw_only=True):
 
     @property
     def stages(self) -> int:
-        """The sizes in which a chunk is made, each with a program of its own; 1 for other models."""
+        """The sizes in which a chunk is made, each with its own program; 1 for other models."""
         return 1 if self.chunks is None or self.chunks.pyramid is None else self.chunks.pyramid.stages
 
     @property

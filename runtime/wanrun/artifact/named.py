@@ -26,7 +26,7 @@ class Kind:
 
     Attributes:
         what: one file of it, in words.
-        folder: the folder of all of them in the artifact; empty for beside the manifest.
+        folder: the folder of all of them in the artifact; empty for that of the manifest.
         names: a pattern of their names in it, as a build gives them.
         most: the largest file whose size the manifest does not say, in bytes; real ones are far smaller.
         remedy: what to do if one is damaged.

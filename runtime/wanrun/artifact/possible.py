@@ -87,7 +87,7 @@ def fewest_frames(model: Model) -> tuple[int, str]:
         shared = max(task.windows.overlaps)
         return shared, f"a segment may begin with {shared} of the one before"
     images = [name for name, item in task.inputs.items() if item.kind == "image"]
-    # The first frame is a latent frame of its own; any other image needs one more.
+    # The first frame is a separate latent frame; any other image needs one more.
     return (1 + model.vae_temporal, f"{' and '.join(images)} may be given") if len(images) > 1 else (1, "")
 
 

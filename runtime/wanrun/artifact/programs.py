@@ -162,7 +162,7 @@ class ProfileOptions(Record, frozen=True, kw_only=True):
         vae_weights_dtype: storage dtype of the VAE.
         image_weights_dtype: storage dtype of the image encoder; None for a model without one.
         lora_rank: rank of the slots beside the transformer's weights; 0 for none, a manifest leaves 0 out.
-        guiders: those beside ``cfg`` that steps can use; a manifest leaves an empty list out.
+        guiders: those besides ``cfg`` that steps can use; a manifest leaves an empty list out.
         video_to_video: whether steps can begin with a video; a manifest leaves false out.
     """
 

@@ -63,7 +63,7 @@ class Input(Record, frozen=True, kw_only=True):
     def fits(self) -> bool:
         """Whether the option ``fit`` decides its shape.
 
-        Other preparations have a rule of their own, and what belongs to another input has that one's shape.
+        Other preparations have their own rules, and what belongs to another input has that one's shape.
         """
         return self.prepare in ("resize", "greyscale") and self.beside is None
 
@@ -126,7 +126,7 @@ class HeldFrame(Record, frozen=True, kw_only=True):
 
 
 class Task(Record, frozen=True, kw_only=True):
-    """A model's task: its inputs beside the prompt, and how a video is made of them.
+    """A model's task: its inputs besides the prompt, and how a video is made of them.
 
     Attributes:
         name: the task's name, for people only.
@@ -134,7 +134,7 @@ class Task(Record, frozen=True, kw_only=True):
         modes: the model's modes; None for a model with a single one.
         windows: the windows of a long video; None if every video has the profile's frames.
         held: the first frame that may be given; None if there is no such frame.
-        start: the video whose latents, with noise, the steps may begin with, instead of noise alone; None if
+        start: the video whose latents, with noise, the steps may begin with, instead of only noise; None if
             no profile is built for it, and then a manifest leaves it out.
     """
 

@@ -2,7 +2,7 @@
 same StableHLO, with inputs that all decide the result.
 
 What is wrong in the StableHLO is wrong in both: that is a matter of ``wanbuild verify`` where it was built. A
-custom kernel's own fault too: so each kernel has a program of its own, whose other form uses none.
+custom kernel's own fault too: so each kernel has its own program, whose other form uses none.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Conditions:
         prepare: inputs of the programs before an expert's steps, besides the embeddings.
         steps: inputs of every step.
         held: latents (C, T, h, w) of the first frames, which are not denoised; None if all frames are.
-        start: latents (C, T, h, w) of a video that the steps begin with; None for noise alone.
+        start: latents (C, T, h, w) of a video that the steps begin with; None for only noise.
         given: what the video goes on after; None for nothing.
     """
 

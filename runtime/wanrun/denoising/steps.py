@@ -335,7 +335,7 @@ def scan_calls(
 def _rows(
     table: SolverTable, steps: ExpertRange, guidance: bool, guiding: Shapes, flow_map: bool
 ) -> dict[str, np.ndarray]:
-    """Returns what each step has of its own, with a row for each; scales of other experts are not read."""
+    """Returns the inputs that differ by step, with a row for each; scales of other experts are not read."""
     rows = {"coefficients": table.coefficients, "timestep": table.timesteps}
     if flow_map:
         rows["next_timestep"] = table.next_timesteps

@@ -72,7 +72,7 @@ class Native:
 
 
 class Beside(Protocol):
-    """What runs executables beside those that are compiled here: see ``wanrun.attest``."""
+    """Runs executables and those that are compiled here with the same inputs: see ``wanrun.attest``."""
 
     unusable: dict[str, str]
 
@@ -207,7 +207,7 @@ class Executables:
         executables = self._opened.target.executables.get(profile.name, {})
         if name not in executables:
             if executables and self._opened.selected.built_elsewhere:  # left out by ``wanbuild compile``
-                raise LeftToChipError("wrong_machine", "XLA compiles calls of cuDNN on the GPU alone")
+                raise LeftToChipError("wrong_machine", "XLA compiles calls of cuDNN only on a GPU")
             raise ArtifactError(
                 "wrong_machine",
                 f"profile {profile.name} has no executable of {name} for this machine",

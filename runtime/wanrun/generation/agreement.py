@@ -50,7 +50,7 @@ def together(
         if getattr(policy, name):
             what = f"{field(name)} is not possible with several processes"
             raise UsageError("conflict", what, expected=expected, remedy=f"{first}leave it out")
-    # A prompt that one host alone has encoded before would not be encoded by all.
+    # A prompt that only one host has encoded before would not be encoded by all.
     if policy.embeddings == "all":
         policy = structs.replace(policy, embeddings="artifact")
     group.agree_on_artifact({**manifest.digests, "target": target})

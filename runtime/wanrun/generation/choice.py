@@ -39,7 +39,7 @@ class Choice:
             return choose_profile(self.artifact, shape)
         if beside := [name for name, value in shape.items() if value != getattr(LoadPolicy(), name)]:
             raise UsageError(
-                "conflict", f"profile is given beside {beside[0]}", remedy="leave one of them out"
+                "conflict", f"profile is given together with {beside[0]}", remedy="leave one of them out"
             )
         return choose_profile(self.artifact, {"profile": policy.profile})
 

@@ -261,7 +261,7 @@ class Conditioning:
         return {NAG: nag_settings(options)} if NAG in self._steps else {}
 
     def _without(self, options: Mapping[str, Any]) -> Conditions:
-        """Returns the conditions of text alone, and a first frame that is not held."""
+        """Returns the conditions of only text, and a first frame that is not held."""
         steps: dict[str, Any] = self._nag(options)
         if (frame := self._task.held) is not None and frame.mask:
             steps[frame.condition] = zeros(self._steps[frame.condition].avals["inputs"][frame.condition])

@@ -80,7 +80,7 @@ class Sampler(ProfilePrograms):
     def _blended(
         self, run: Denoising, options: Mapping[str, Any], latents: np.ndarray | None, parts: VideoParts
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Makes the videos of text alone in windows, which make each step together, and are then decoded."""
+        """Makes the videos of only text in windows, which make each step together, and are then decoded."""
         windows, noise, decoder = run.blending, Noise(options["seed"]), options.get("decoder")
         assert windows is not None
         if not parts.count:

@@ -40,7 +40,7 @@ class Windowing:
     All noise comes from one random generator with the seed. Each window draws its initial noise, unless
     latents replace it, and then the noise of each step if the solver adds noise. The next window continues
     with the same generator. Each array of noise covers all videos of the batch, in their order. diffusers
-    draws in the same order. A clip has a generator of its own, with the seed of ``clip_seed``.
+    draws in the same order. A clip has another generator, with the seed of ``clip_seed``.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ AT_ONCE: Final = 2
 
 
 def in_line(jobs: Iterable[Callable[[Passed], T]]) -> Iterator[T]:
-    """Runs jobs on threads of their own, at most ``AT_ONCE``, and yields what they return in their order.
+    """Runs each job on a thread, at most ``AT_ONCE``, and yields what they return in their order.
 
     A job is taken from ``jobs`` once the one before it has passed, and what has ended is yielded before that.
     If the caller stops, the jobs that run are waited for.

@@ -90,7 +90,7 @@ class Progress:
             self._listener(now)
 
     def part(self, timings: Timings) -> None:
-        """Adds what a part of the job took that has timings of its own: a chunk of a video that goes on."""
+        """Adds what a part of the job with separate timings took: a chunk of a video that goes on."""
         _add(self._parts, timings)
         self._steps_of_parts += len(timings.step_seconds)
 

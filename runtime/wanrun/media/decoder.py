@@ -150,7 +150,7 @@ def decoder(
 
         def start() -> subprocess.Popen[bytes]:
             pipe = subprocess.PIPE
-            # In a session of its own, so that Ctrl-C does not reach it: this process ends it.
+            # In another session, so that Ctrl-C does not reach it: this process ends it.
             return subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=log, env=environment, start_new_session=True
             )

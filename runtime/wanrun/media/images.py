@@ -138,7 +138,7 @@ def read_image(
         option: the option's name as the user writes it, for messages.
         seen: gets the bytes that are decoded: the file's; of an image in memory the size, the pixels that are
             returned, and the transparent colour if there is one.
-        images: decodes several files; without it a file has a process of its own.
+        images: decodes several files; without it a file has its own process.
         mask: whether it is a mask in memory, or a file of one without ``images``, which may be drawn as
             transparency (``wanrun.media.pillow.mask``).
 

@@ -111,7 +111,7 @@ def is_given(media: Media, name: MediaOption) -> bool:
 def _wrong_inputs(manifest: Manifest, media: Media) -> Iterator[UsageError]:
     """Yields an error for each option that is missing, or that the model does not take."""
     inputs, variant, mode = manifest.model.task.inputs, manifest.model.variant, chosen_mode(manifest, media)
-    taken = ", ".join(field(name) for name in MEDIA_KINDS if name in inputs) or "a prompt alone"
+    taken = ", ".join(field(name) for name in MEDIA_KINDS if name in inputs) or "only a prompt"
     for name, kind in MEDIA_KINDS.items():
         given, option, item = is_given(media, name), field(name), inputs.get(name)
         if item is None:

@@ -94,7 +94,7 @@ def live_file(path: Path, overwrite: bool = True) -> Iterator[Sink]:
     with contextlib.ExitStack() as opened:
 
         def keep(*error: object) -> None:
-            with contextlib.suppress(*[UsageError] if any(error) else []):  # the first error is told
+            with contextlib.suppress(*[UsageError] if any(error) else []):  # the first error is raised
                 _keep(path, descriptor())
 
         @functools.cache
@@ -261,7 +261,7 @@ class _Tags:
 
 @contextlib.contextmanager
 def one_behind(write: Callable[[Item], object]) -> Iterator[Callable[[Item], None]]:
-    """Gives what writes chunks on a thread of its own, while the next one is made.
+    """Gives what writes chunks on another thread, while the next one is made.
 
     Args:
         write: writes one. What it raises is raised as the next one is given, or at the end.

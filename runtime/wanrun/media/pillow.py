@@ -1,4 +1,4 @@
-"""Decodes images by Pillow, in a process of its own: ``wanrun.media.decoder`` starts and ends it.
+"""Decodes images by Pillow, in a child process: ``wanrun.media.decoder`` starts and ends it.
 
 A file from outside decides how long its decoder works and how much memory that takes, and Pillow holds the
 GIL meanwhile. Here nothing else waits for it. It imports little, and is ready after 60 ms.

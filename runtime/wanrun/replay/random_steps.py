@@ -135,7 +135,7 @@ class DrawnSteps:
         (keeper,) = sampler.programs.with_role(REMEMBER)
         record = sampler.programs[keeper]
         avals, tree = jax.tree.flatten({name: record.avals["inputs"][name] for name in record.donated})
-        # Each array has values of its own: two that are exchanged show.
+        # Arrays differ in their values: two that are exchanged show.
         kept = [drawn(one, index + seed * len(avals)) for index, one in enumerate(avals)]
         return replace(self, past={**jax.tree.unflatten(tree, kept), "chunk": np.int32(CHUNK)})
 

@@ -162,7 +162,7 @@ class Chosen:
         if len(experts) == 1 and TRANSFORMERS[1] in self._manifest.components:
             (changed,) = experts
             names = " and ".join(one.name for one in self._working)
-            yield f"{names} changes the {_NOISE[changed]}-noise expert alone; the other one stays as it is"
+            yield f"{names} changes only the {_NOISE[changed]}-noise expert; the other one stays as it is"
 
 
 def read_adapter(path: Path) -> AdapterFile:

@@ -175,7 +175,7 @@ def length_in_chunks(manifest: Manifest, profile: Profile, request: Request, goe
     if request.decoder not in (None, "full"):
         raise UsageError(
             "invalid_value",
-            f"{field('decoder')} {request.decoder} decodes {built} frames alone",
+            f"{field('decoder')} {request.decoder} decodes only {built} frames",
             remedy="leave one of them out",
         )
     if goes_on and frames < built:

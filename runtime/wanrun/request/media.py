@@ -43,7 +43,7 @@ def given_media(request: Request, media: Media | None, inputs: Inputs | None) ->
     if named is not None and (media is not None or inputs is not None):
         raise UsageError(
             "conflict",
-            f"{field(named)} is given beside {'inputs' if media is None else 'media'}",
+            f"{field(named)} is given together with {'inputs' if media is None else 'media'}",
             remedy="give images and videos in one way: by name, as media, or as inputs",
         )
     if media is not None and inputs is not None:
@@ -51,7 +51,7 @@ def given_media(request: Request, media: Media | None, inputs: Inputs | None) ->
     if inputs is not None and request.fit is not None:
         raise UsageError(
             "conflict",
-            f"{field('fit')} is given beside inputs",
+            f"{field('fit')} is given together with inputs",
             remedy="give it to the Media that they are loaded from",
         )
     if inputs is not None and request.segment_overlap not in (None, inputs.segment_overlap):

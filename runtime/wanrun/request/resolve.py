@@ -223,13 +223,13 @@ def _check_parts(
         if task.always_encodes:
             raise UsageError(
                 "no_effect",
-                f"{field('num_frames')} in windows is for models of text alone",
+                f"{field('num_frames')} in windows is only for models of text",
                 remedy=f"leave {windows} out{longer}",
             )
         if others := [*map(field, given), *([clips] if "clips" in options else [])]:
             raise UsageError(
                 "no_effect",
-                f"{field('num_frames')} in windows is for text alone",
+                f"{field('num_frames')} in windows is only for text",
                 expected=f"no image, no video and no {clips}",
                 found=", ".join(others),
                 remedy=f"leave {' and '.join(others)} out, or {windows}{longer}",
@@ -237,7 +237,7 @@ def _check_parts(
         return
     if other := next((name for name in given if task.inputs[name] is not task.chained), None):
         what = f"{clips} and {field(other)} exclude each other"
-        raise UsageError("conflict", what, expected="a first image alone", remedy=f"leave {field(other)} out")
+        raise UsageError("conflict", what, expected="only a first image", remedy=f"leave {field(other)} out")
     if profile.num_videos > 1:
         raise UsageError(
             "unsupported",
