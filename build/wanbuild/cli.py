@@ -53,8 +53,6 @@ def convert(source: str | None, artifact: Path, **options: Any) -> None:
     SOURCE is a folder in the diffusers layout, the id of such a repository on the hub (owner/name), or an
     all-in-one file of ComfyUI. Single files take the place of its parts, or make a checkpoint by themselves.
     """
-    from wanbuild.build import convert_aloud
-    from wanbuild.conversion.convert_request import convert_request
     from wanbuild.conversion.defaults import parse_defaults
     from wanbuild.source.configs import parse_configs
 
@@ -73,6 +71,9 @@ def convert(source: str | None, artifact: Path, **options: Any) -> None:
         "defaults": parse_defaults(options.pop("defaults")),
         "configs": parse_configs(options.pop("config")),
     }
+    from wanbuild.build import convert_aloud
+    from wanbuild.conversion.convert_request import convert_request
+
     convert_aloud(convert_request(source, artifact, {**options, **parsed}), report, warn)
 
 
