@@ -1,4 +1,4 @@
-"""Exit codes, one-line errors, signals, progress and sizes, with real processes where they matter."""
+"""Exit codes, errors as a line of text or JSON, signals and streams, with real processes where it matters."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from typing import Any
 import click
 import pytest
 
+from helpers.refusals import json_error
 from wancli.command import Written
 from wancli.console import run
-from wanrun.errors import ArtifactError, SourceError, UsageError, VerificationError, WanError
+from wancli.error_line import error_line
+from wancli.streams import stdout_for_video
+from wanrun.errors import ArtifactError, SourceError, UsageError, VerificationError, WanError, field
 from wanrun.request.written import parse_size
 
 SIZE = Written("WxH", parse_size)
@@ -208,10 +211,64 @@ def test_a_reader_that_goes_away_is_no_news(lines: int) -> None:
     assert (result.returncode, result.stderr) == (141, "")
 
 
-def test_import_is_light() -> None:
-    code = (
-        "import sys, wancli.console; "
-        "print(*{'numpy', 'jax', 'orbax', 'tqdm', 'PIL', 'tokenizers', 'ftfy'} & sys.modules.keys())"
+# An error as text, and as JSON.
+
+
+def test_text_and_json_say_the_same() -> None:
+    error = UsageError("out_of_range", f"{field('num_steps')} is\ntoo small", expected="1 or more", found=0)
+    text, line = (error_line(error, "--{}".format, as_json) for as_json in (False, True))
+    assert json_error(line) == {
+        "code": "out_of_range",
+        "exit_code": 2,
+        "message": text.removeprefix("error: "),
+        "expected": "1 or more",
+        "found": "0",
+        "options": ["--num_steps"],
+    }
+    assert line.isprintable() and text.isprintable()
+
+
+# Standard output.
+
+
+CODE = """
+import os
+from wancli.streams import keep_stdout
+print("before")
+keep_stdout(quiet={quiet})
+os.write(1, b"[Gloo] Rank 0 is connected to 1 peer ranks\\n")
+print("after \N{SNOWMAN}")
+"""
+
+
+@pytest.mark.parametrize(("quiet", "lines"), [(False, ["before", "after \N{SNOWMAN}"]), (True, ["before"])])
+def test_lines_of_others(quiet: bool, lines: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8", "-c", CODE.format(quiet=quiet)],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
     )
-    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert result.stdout.split() == []
+    assert done.stdout.splitlines() == lines
+
+
+VIDEO = """
+import os, subprocess
+from wancli.streams import stdout_for_video
+print("before")
+video = stdout_for_video()
+print("after", flush=True)
+subprocess.run(["echo", "other"])
+os.write(video, bytes(3))
+"""
+
+
+def test_a_video_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", VIDEO], capture_output=True, check=True)
+    assert (done.stdout, done.stderr.split()) == (b"before\n" + bytes(3), [b"after", b"other"])
+
+
+def test_a_terminal_takes_no_video(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with pytest.raises(UsageError, match="--output"):
+        stdout_for_video()

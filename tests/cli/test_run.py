@@ -11,10 +11,8 @@ import pytest
 
 from helpers.fake_pipeline import Fake, Run, make_two_experts, run_here, write_lines
 from helpers.manifests import plain_adapter, with_profiles, without_profiles
-from wancli.run import wanrun
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import WanError
-from wanrun.request.schema import rows
 
 Call = Callable[..., Run]
 
@@ -27,14 +25,6 @@ def wan(artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> C
         return run_here(capsys, artifact, "--output", tmp_path / "o.gif", "--steps", 2, *arguments)
 
     return call
-
-
-def test_every_option_of_a_generation_is_on_the_command_line() -> None:
-    options = {option.name: option for option in wanrun.params}
-    for row in rows():
-        assert row.flag in options[row.name].opts
-        if row.name != "prompt":
-            assert row.help.rstrip(".") in options[row.name].help  # type: ignore[attr-defined]
 
 
 def test_the_first_prompt_decides_what_is_loaded(

@@ -1,21 +1,29 @@
-"""The jobs of a worklist through one pipeline: made, written, counted; a bad line ends nothing else."""
+"""The jobs of a worklist through one pipeline: made, written, counted; a run of hours is announced."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import click
 import numpy as np
 import pytest
 
 from helpers.fake_pipeline import SIZE, Fake, write_lines
 from helpers.refusals import refuses
+from helpers.run_options import run_options
 from wancli.jobs.batch import Batch
+from wancli.jobs.hours import Hours
 from wancli.jobs.worklist import Worklist
+from wanrun import Event, Outcome
 from wanrun.errors import AdapterError, ArtifactError, UsageError, WanError
+from wanrun.machine.rates import LONG
 from wanrun.media.write_video import read_metadata, write_video
 from wanrun.timing.timings import Timings
 
@@ -34,30 +42,44 @@ def pipeline() -> Fake:
     return Fake(num_videos=1)
 
 
-def batch_of(work: Worklist, timings: Timings | None = None) -> Batch:
-    return Batch(work, overwrite=False, timings=timings or Timings())
+def batch_of(work: Worklist) -> Batch:
+    return Batch(work, overwrite=False, timings=Timings())
 
 
-def ran(
-    work: Worklist, pipeline: Any, capsys: pytest.CaptureFixture[str], timings: Timings | None = None
-) -> tuple[Batch, list[str], list[str]]:
-    """Runs a worklist to its end; returns the batch, and the lines on stdout and stderr."""
-    batch = batch_of(work, timings)
-    batch.report_worklist()
-    batch.run(pipeline)
-    batch.report_count()
-    out, err = capsys.readouterr()
-    return batch, out.splitlines(), err.splitlines()
+@dataclass
+class Ran:
+    """A run that has ended: what was printed on both streams."""
+
+    batch: Batch
+    out: list[str]
+    err: list[str]
+
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of its last line: made, skipped, failed, and not tried if there are some."""
+        return list(map(int, re.findall(r"\d+", self.out[-1])))
 
 
-def test_a_prompt(
-    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    work = worklist_of({"seed": 5}, prompt="a fox", save_latents=tmp_path / "z.npy")
-    timings = Timings()
-    batch, out, err = ran(work, pipeline, capsys, timings)
-    assert batch.exit_code == 0 and err == []
-    (line,) = out
+@pytest.fixture
+def ran(worklist_of: WorklistOf, pipeline: Any, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs a worklist to its end, or to an error of this class."""
+
+    def call(given: dict[str, Any] | None = None, ends: type[BaseException] | None = None, **run: Any) -> Ran:
+        batch = batch_of(worklist_of(given, **run))
+        batch.report_worklist()
+        with pytest.raises(ends) if ends else nullcontext():
+            batch.run(pipeline)
+        batch.report_count()
+        out, err = capsys.readouterr()
+        return Ran(batch, out.splitlines(), err.splitlines())
+
+    return call
+
+
+def test_a_prompt(ran: Callable[..., Ran], pipeline: Fake, tmp_path: Path) -> None:
+    done = ran({"seed": 5}, prompt="a fox", save_latents=tmp_path / "z.npy")
+    assert done.batch.exit_code == 0 and done.err == []
+    (line,) = done.out
     shown = r"\(seed 5, 9 frames of 96x64, 166 kB, \d+\.\d s\)"
     assert re.fullmatch(rf"wrote {tmp_path / 'o.npy'} {shown}", line)
     assert np.load(tmp_path / "o.npy").shape == SIZE and np.load(tmp_path / "z.npy").shape == (1, 2)
@@ -65,90 +87,72 @@ def test_a_prompt(
     (options,) = pipeline.generations
     assert (options["width"], options["height"], options["num_frames"]) == (96, 64, 9)
     assert options["inputs"] is None and options["latents"] is None
-    assert "encode_video" in {span.phase for span in timings.labelled_spans}
+    assert "encode" in done.batch.outcomes[1].seconds
 
 
 @pytest.mark.parametrize(
     "error", [WanError("not_finite", "the latents are not finite"), AdapterError("changed", "it changed")]
 )
 def test_a_line_that_fails_does_not_end_the_run(
-    worklist_of: WorklistOf,
-    pipeline: Fake,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    error: WanError,
+    ran: Callable[..., Ran], pipeline: Fake, tmp_path: Path, error: WanError
 ) -> None:
     file = write_lines(tmp_path / "p.jsonl", {"prompt": "one"}, {"prompt": "bad"}, "{}", {"prompt": "four"})
     pipeline.happens["bad"] = raising(error)
-    batch, out, err = ran(worklist_of(prompts=file), pipeline, capsys)
-    assert batch.exit_code == 2  # of the failure that was told first
-    assert [line.split(": ")[:2] for line in err] == [["error", f"{file}:3"], ["error", f"{file}:2"]]
-    assert err[1].endswith(str(error))
-    assert [line.partition(" (")[0] for line in out[:2]] == [
+    done = ran(prompts=file)
+    assert done.batch.exit_code == 2  # of the failure that was told first
+    assert [line.split(": ")[:2] for line in done.err] == [["error", f"{file}:3"], ["error", f"{file}:2"]]
+    assert done.err[1].endswith(str(error))
+    assert [line.partition(" (")[0] for line in done.out[:2]] == [
         f"[1/4] wrote {tmp_path / 'o-1.npy'}",
         f"[4/4] wrote {tmp_path / 'o-4.npy'}",
     ]
-    assert re.findall(r"\d+", out[2]) == ["2", "0", "2"]  # made, skipped, failed
+    assert done.counts == [2, 0, 2]
 
 
 @pytest.mark.parametrize("error", [ArtifactError("changed", "the weights changed"), KeyboardInterrupt()])
 def test_what_concerns_all_lines_ends_the_run(
-    worklist_of: WorklistOf,
-    pipeline: Fake,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    error: BaseException,
+    ran: Callable[..., Ran], pipeline: Fake, tmp_path: Path, error: BaseException
 ) -> None:
     pipeline.happens["two"] = raising(error)
-    batch = batch_of(worklist_of(prompts=write_lines(tmp_path / "p.txt", "one", "two", "three")))
-    with pytest.raises(type(error)):
-        batch.run(pipeline)  # type: ignore[arg-type]
-    batch.report_count()
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert re.findall(r"\d+", last) == ["1", "0", "0", "2"]  # made, skipped, failed, not tried
+    prompts = write_lines(tmp_path / "p.txt", "one", "two", "three")
+    assert ran(prompts=prompts, ends=type(error)).counts == [1, 0, 0, 2]
     assert (tmp_path / "o-1.npy").exists()
 
 
-def test_several_seeds_of_a_prompt(
-    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    work = worklist_of(prompt="a fox", seeds=(4, 2), output=tmp_path / "o-{seed}.npy")
-    batch, _, _ = ran(work, pipeline, capsys)
-    assert [options["seed"] for options in pipeline.generations] == [4, 2]
-    assert (tmp_path / "o-4.npy").exists() and (tmp_path / "o-2.npy").exists()
-    assert list(batch.outcomes) == [1, 2]
-
-
 def test_a_prompt_of_the_command_line_that_fails_ends_the_run(
-    worklist_of: WorklistOf, pipeline: Fake
+    ran: Callable[..., Ran], pipeline: Fake
 ) -> None:
     pipeline.happens["a fox"] = raising(WanError("not_finite", "the latents are not finite"))
-    with refuses("not_finite", WanError):
-        batch_of(worklist_of(prompt="a fox")).run(pipeline)  # type: ignore[arg-type]
+    ran(prompt="a fox", ends=WanError)
+
+
+def test_several_seeds_of_a_prompt(ran: Callable[..., Ran], pipeline: Fake, tmp_path: Path) -> None:
+    done = ran(prompt="a fox", seeds=(4, 2), output=tmp_path / "o-{seed}.npy")
+    assert [options["seed"] for options in pipeline.generations] == [4, 2]
+    assert (tmp_path / "o-4.npy").exists() and (tmp_path / "o-2.npy").exists()
+    assert list(done.batch.outcomes) == [1, 2]
 
 
 def test_what_is_there_is_told_and_not_made(
-    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ran: Callable[..., Ran], worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path
 ) -> None:
     file = write_lines(tmp_path / "p.txt", "one", "two")
     first, _ = worklist_of(prompts=file).jobs
     write_video(np.zeros(SIZE, np.uint8), tmp_path / "o-1.npy", 16, {**first.metadata, "video": 0})
-    _, out, _ = ran(worklist_of(prompts=file), pipeline, capsys)
-    assert out[0].startswith(f"[1/2] {tmp_path / 'o-1.npy'} ")
-    assert re.findall(r"\d+", out[2]) == ["1", "1", "0"]  # made, skipped, failed
+    done = ran(prompts=file)
+    assert done.out[0].startswith(f"[1/2] {tmp_path / 'o-1.npy'} ") and done.counts == [1, 1, 0]
     assert pipeline.asked == ["two"]
 
 
 def test_warnings_name_the_line_that_is_made(
-    worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ran: Callable[..., Ran], pipeline: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write_lines(tmp_path / "p.txt", "one", "two")
-    batch = batch_of(worklist_of(prompts=file))
     pipeline.happens["two"] = lambda: pipeline.warn("cut")
-    batch.run(pipeline)  # type: ignore[arg-type]
-    batch.warn("ended")
-    one, other = capsys.readouterr().err.splitlines()
-    assert one == f"warning: {file}:2: cut" and other == "warning: ended"
+    done = ran(prompts=file)
+    done.batch.warn("ended")
+    assert done.err == [f"warning: {file}:2: cut"]
+    assert capsys.readouterr().err == "warning: ended\n"
 
 
 def test_a_folder_that_went_meanwhile(worklist_of: WorklistOf, pipeline: Fake, tmp_path: Path) -> None:
@@ -202,3 +206,62 @@ def test_a_terminal_that_shows_pictures(
     work = worklist_of({}, prompt="a fox")
     Batch(work, False, Timings(), pictures=cast(Any, pictures)).run(cast(Any, pipeline))
     assert happened == [(3, 8, 12, 3), "clear", "wrote", "clear"]
+
+
+# A run of hours.
+
+
+def hours_of(work: Worklist, **run: Any) -> Hours:
+    return Hours(work.artifact, work.jobs, run_options(**run))
+
+
+def test_a_long_run_is_announced_and_a_terminal_is_asked(
+    worklist_of: WorklistOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, lines, asked = worklist_of(prompt="a fox"), list[str](), list[dict[str, Any]]()
+    first = hours_of(work)
+    first.announce(lines.append)
+    assert first.expected is None and lines == []
+    seconds = {"steps": 7200.0, "decode": 3600.0}
+    for steps in (1, 2):  # of a video whose first clip was there nothing is learned
+        assert hours_of(work).expected is None
+        first.learn(work.jobs[0].job.id, Outcome(id="1", seconds=seconds, elapsed=10800.0, steps=steps))
+    assert hours_of(work).expected == pytest.approx(10800.0)
+    longer = worklist_of({"num_steps": 4}, prompt="a fox")  # the other part is as fast as it was
+    assert 17000 < (hours_of(longer).expected or 0.0) < 18100
+    windows = worklist_of({"num_frames": 17, "window_frames": 9}, prompt="a fox")
+    begun = replace(windows, jobs=[replace(one, parts=1) for one in windows.jobs])
+    assert (
+        0 < 2 * (hours_of(begun).expected or 0.0) < (hours_of(windows).expected or 0.0)
+    )  # without its steps
+    done = replace(work, jobs=[replace(one, parts=1) for one in work.jobs])
+    assert hours_of(done).expected == 0.0  # only its file was not written
+    hours_of(work).announce(lines.append)
+    assert len(lines) == 1 and all(word in lines[0] for word in ("3.0 h", "--size", "--steps", "GPU"))
+
+    monkeypatch.setattr(click, "confirm", lambda text, **how: asked.append(how))
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    hours_of(work, yes=True).announce(lines.append)
+    assert asked == []
+    hours_of(work).announce(lines.append)
+    monkeypatch.setattr(sys, "stdin", None)  # it is closed
+    hours_of(work).announce(lines.append)
+    assert [one["abort"] for one in asked] == [True]
+
+
+def test_the_first_step_says_what_nothing_has_said_before(worklist_of: WorklistOf) -> None:
+    work, lines, timings = worklist_of({"num_steps": 3}, prompt="a fox"), list[str](), Timings()
+    hours = hours_of(work)
+    hours.step(Event(work.jobs[0].job.id, "steps"), timings, lines.append)
+    timings.steps("step", 1, LONG)
+    for step in (1, 2):
+        hours.step(Event(work.jobs[0].job.id, "steps", step, 3), timings, lines.append)
+    assert len(lines) == 1 and "40 min" in lines[0]
+    more = hours_of(work)
+    more.step(Event(work.jobs[0].job.id, "steps", 10, 12), timings, lines.append)  # of windows that were read
+    assert "40 min" in lines.pop()
+    quick = hours_of(work)
+    timings.step_seconds[0] = LONG / 3
+    quick.step(Event(work.jobs[0].job.id, "steps", 1, 3), timings, lines.append)
+    assert len(lines) == 1

@@ -1,49 +1,54 @@
-"""Names of results: fields, suffixes, and what is in the way; checked without importing what writes them."""
+"""Names of results: fields, suffixes, and what is in the way; videos that are there already."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.refusals import refuses
+from helpers.refusals import check_refusal, refuses
+from wancli.jobs.existing import missing_videos
 from wancli.jobs.output_names import check_folder, expand, numbered, slug, write_timings
 from wanrun.codes import ErrorCode
+from wanrun.errors import UsageError
 from wanrun.media.video_paths import SUFFIXES, video_paths
-from wanrun.media.write_video import check_free
+from wanrun.media.write_video import check_free, metadata_sidecar, write_video
 from wanrun.timing.timings import Timings
 
 
-def fill(pattern: str, index: int = 3, total: int = 12, seed: int = 7, prompt: str = "A red fox!") -> str:
-    return expand(pattern, "--output", index=index, total=total, seed=seed, prompt=prompt)
+def fill(pattern: str, index: int = 3, total: int = 12) -> str:
+    return expand(pattern, "--output", index=index, total=total, seed=7, prompt="A red fox!")
 
 
 @pytest.mark.parametrize(
-    ("pattern", "name"),
+    ("pattern", "given", "name"),
     [
-        ("out.mp4", "out.mp4"),
-        ("out-{index}.mp4", "out-03.mp4"),
-        ("{index:04}/{index:01}.mp4", "0003/3.mp4"),
-        ("{seed}-{seed:03}.mp4", "7-007.mp4"),
-        ("{slug}.mp4", "a-red-fox.mp4"),
-        ("{{index}}-{{{index}}}.mp4", "{index}-{03}.mp4"),
-        ("%d-{ab.mp4", "%d-{ab.mp4"),
-        ("ab}.mp4", "ab}.mp4"),
+        ("out.mp4", {}, "out.mp4"),
+        ("out-{index}.mp4", {}, "out-03.mp4"),
+        ("{index:04}/{index:01}.mp4", {}, "0003/3.mp4"),
+        ("{seed}-{seed:03}.mp4", {}, "7-007.mp4"),
+        ("{slug}.mp4", {}, "a-red-fox.mp4"),
+        ("{{index}}-{{{index}}}.mp4", {}, "{index}-{03}.mp4"),
+        ("%d-{ab.mp4", {}, "%d-{ab.mp4"),
+        ("ab}.mp4", {}, "ab}.mp4"),
+        *(  # as wide as the number of prompts
+            ("{index}", {"index": 1, "total": total}, name)
+            for total, name in ((1, "1"), (9, "1"), (10, "01"), (1000, "0001"))
+        ),
+        ("{index:02}", {"index": 123, "total": 200}, "123"),
     ],
 )
-def test_fields(pattern: str, name: str) -> None:
-    assert fill(pattern) == name
-
-
-def test_an_index_is_as_wide_as_the_number_of_prompts() -> None:
-    assert [fill("{index}", 1, total) for total in (1, 9, 10, 1000)] == ["1", "1", "01", "0001"]
-    assert fill("{index:02}", 123, 200) == "123"
+def test_fields(pattern: str, given: dict[str, int], name: str) -> None:
+    assert fill(pattern, **given) == name
 
 
 @pytest.mark.parametrize(
@@ -162,3 +167,80 @@ def test_a_file_of_timings_that_cannot_be_written(tmp_path: Path) -> None:
     write_timings(Timings(), None)
     with refuses("unwritable", found=os.strerror(errno.ENOENT), remedy="--timing-json"):
         write_timings(Timings(), tmp_path / "missing" / "t.json")
+
+
+# What is there already.
+
+
+FRAMES = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
+METADATA = {"prompt": "a fox", "seed": 7, "guidance_scale": 5.0, "wanrun": "1.0", "boundary": None}
+
+
+def write(path: Path, **changes: Any) -> Path:
+    write_video(FRAMES, path, 8, {**METADATA, "video": 0, **changes})
+    return path
+
+
+def differs(*videos: Path, **changes: Any) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        missing_videos(videos, {**METADATA, **changes})
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("suffix", [".png", ".npy"])
+def test_those_that_are_there_are_not_missing(tmp_path: Path, suffix: str) -> None:
+    videos = [tmp_path / f"{index}{suffix}" for index in range(3)]
+    assert missing_videos(videos, METADATA) == (0, 1, 2)
+    write(videos[1], video=1)
+    assert missing_videos(videos, METADATA) == (0, 2)
+    # Another version may have made it, which said less or more.
+    write(videos[0], wanrun="0.9", merged_loras=[])
+    write(videos[2], video=2)
+    assert missing_videos(videos, METADATA) == ()
+
+
+LORA = {"name": "style", "strengths": {"transformer": 0.5}, "sha256": "0f" * 32}
+
+
+@pytest.mark.parametrize(
+    ("there", "changes", "expected", "found"),
+    [
+        ({}, {"seed": 8}, "seed 8", "7"),
+        ({}, {"prompt": "a cat"}, 'prompt "a cat"', '"a fox"'),
+        ({}, {"size": "96x64"}, 'size "96x64"', "none"),
+        ({}, {"prompt": "x" * 99}, 'prompt "' + "x" * 59 + "...", ""),
+        ({"latents": "noise.npy"}, {}, "latents none", '"noise.npy"'),
+        ({"lora": [LORA]}, {}, "lora none", ""),
+        ({"lora": [LORA]}, {"lora": [LORA | {"strengths": {"transformer": 1.0}}]}, "1.0}", "0.5}"),
+        ({"lora": [LORA]}, {"lora": [LORA | {"sha256": "1f" * 32}]}, "lora", ""),
+    ],
+)
+def test_another_video_is_refused_by_what_differs(
+    tmp_path: Path, there: dict[str, Any], changes: dict[str, Any], expected: str, found: str
+) -> None:
+    path = write(tmp_path / "a.png", **there)
+    error = differs(path, **changes)
+    check_refusal(error, "exists", what=path, expected=expected, found=found, remedy="--overwrite")
+    assert missing_videos([path], {**METADATA, **there}) == ()
+    check_refusal(differs(tmp_path / "none.png", path, **there), "exists", expected="video 1", found=0)
+
+
+def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, FRAMES)
+    check_refusal(differs(path), "exists", what=path, expected=None, remedy="--overwrite")
+    (tmp_path / "b.gif").write_bytes(b"no video")
+    check_refusal(differs(tmp_path / "b.gif"), "exists", what="b.gif")
+    (tmp_path / "c.png").mkdir()
+    check_refusal(differs(tmp_path / "c.png"), "wrong_kind", what="c.png")
+
+
+def test_a_sidecar_of_a_killed_run_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    sidecar = metadata_sidecar(path)
+    sidecar.write_text(json.dumps({**METADATA, "video": 0}))
+    assert missing_videos([path], METADATA) == (0,)
+    for text in (json.dumps({**METADATA, "video": 0, "seed": 8}), "[]", "no json", "[" * 100_000):
+        sidecar.write_text(text)
+        check_refusal(differs(path), "exists", what=f"{sidecar} ")

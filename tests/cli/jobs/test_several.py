@@ -16,7 +16,7 @@ from wancli.jobs.several import agreed, worklist_of_several
 from wancli.jobs.worklist import Worklist
 from wanrun.artifact.artifact import open_artifact
 from wanrun.cluster.process_group import ProcessGroup
-from wanrun.errors import ClusterError, UsageError
+from wanrun.errors import ClusterError
 from wanrun.terminal import status
 from wanrun.timing.timings import Timings
 
@@ -58,6 +58,13 @@ def test_process_0_says_what_is_left(listed: Worklist) -> None:
     assert {"memory", "transfer", "warmup"} <= group.request.keys()
 
 
+def test_one_prompt(worklist_of: Callable[..., Worklist]) -> None:
+    work, group = worklist_of(prompt="a fox"), Agreeing([1])
+    together = agreed(cast(ProcessGroup, group), work, run_options())
+    assert list(together.jobs) == list(work.jobs) and not together.finished
+    assert group.request["prompt"] == "a fox" and group.request["seed"] == 0
+
+
 def test_waiting_for_the_others_is_said(
     artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,21 +99,3 @@ def test_process_0_alone_writes_files_beside_videos(
     options = run_options(prompt="a fox", output=tmp_path / "a.npy", **who, **files)
     with worklist_of_several(lambda: open_artifact(artifact), options, {}, Timings()) as (_, how, _):
         assert {name: getattr(how, name) for name in files} == (files if leads else dict.fromkeys(files))
-
-
-def test_one_prompt(worklist_of: Callable[..., Worklist]) -> None:
-    work, group = worklist_of(prompt="a fox"), Agreeing([1])
-    together = agreed(cast(ProcessGroup, group), work, run_options())
-    assert list(together.jobs) == list(work.jobs) and not together.finished
-    assert group.request["prompt"] == "a fox" and group.request["seed"] == 0
-
-
-def test_a_difference_is_an_error(listed: Worklist, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Agreeing([1])
-
-    def differ(facts: dict[str, Any]) -> None:
-        raise UsageError("mismatch", "the processes were given different requests: seed")
-
-    monkeypatch.setattr(group, "agree_on_request", differ)
-    with pytest.raises(UsageError, match="different requests: seed"):
-        agreed(cast(ProcessGroup, group), listed, run_options())

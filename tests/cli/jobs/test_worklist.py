@@ -1,10 +1,11 @@
-"""What a run has to do, found before the work: good lines, bad ones, and what is there already."""
+"""What a run has to do, found before the work: good lines, bad ones, names, and what is there already."""
 
 from __future__ import annotations
 
 import gc
+import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,20 @@ import pytest
 
 from helpers.fake_pipeline import write_lines
 from helpers.media_files import image, make_task
-from helpers.refusals import check_refusal
+from helpers.refusals import check_refusal, refuses
+from helpers.run_options import run_options
+from wancli.jobs.media_sets import MediaSets
+from wancli.jobs.planned import Planned, Planner
 from wancli.jobs.worklist import Worklist
+from wanrun import __version__
+from wanrun.artifact.artifact import open_artifact
+from wanrun.claims import Claims
 from wanrun.errors import WanError
 from wanrun.files import sha256_of
 from wanrun.media.write_video import write_video
+from wanrun.request.prompts_file import Entry, Line
+from wanrun.request.reading import read_request
+from wanrun.timing.timings import Timings
 
 WorklistOf = Callable[..., Worklist]
 LATENTS = (1, 16, 3, 8, 12)
@@ -85,16 +95,6 @@ def test_a_bad_prompt_of_the_command_line_ends_the_run(worklist_of: WorklistOf) 
     check_refusal(both, "conflict", what="--prompt and --prompts ")
 
 
-def test_what_is_there_is_finished(worklist_of: WorklistOf, tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "p.txt", "one", "two")
-    first, _ = worklist_of(prompts=file).jobs
-    write_video(np.zeros((9, 64, 96, 3), np.uint8), tmp_path / "o-1.npy", 16, {**first.metadata, "video": 0})
-    work = worklist_of(prompts=file)
-    assert [job.entry.index for job in work.finished] == [1]
-    assert [job.entry.index for job in work.jobs] == [2]
-    assert worklist_of(prompts=file, overwrite=True).finished == []
-
-
 def test_initial_latents(worklist_of: WorklistOf, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).standard_normal(LATENTS, np.float32)
     np.save(tmp_path / "z.npy", noise)
@@ -103,6 +103,8 @@ def test_initial_latents(worklist_of: WorklistOf, tmp_path: Path) -> None:
     (job,) = work.jobs
     assert job.metadata["latents"] == "z.npy" and job.metadata["seed"] is None
     assert job.metadata["latents_sha256"] == sha256_of(noise.tobytes())
+    np.save(tmp_path / "z.npy", noise[0])
+    check_refusal(refusal(worklist_of, prompt="a", latents=tmp_path / "z.npy"), "mismatch", what="latents")
 
 
 def npy_of_shape(size: int) -> bytes:
@@ -185,3 +187,135 @@ def test_each_line_draws_its_seed(worklist_of: WorklistOf, tmp_path: Path) -> No
         for planned in worklist_of({"seed": "random"}, prompts=file).jobs
     )
     assert one == 1 and drawn[0] != drawn[1]
+
+
+# A prompt becomes a job.
+
+
+@pytest.fixture
+def maker(artifact: Path, tmp_path: Path) -> Callable[..., Planner]:
+    """Makes jobs of the toy artifact: keywords of ``RunOptions``, and attributes of ``Planner``."""
+
+    def make(
+        many: bool = True, noise: np.ndarray | None = None, facts: Mapping[str, Any] | None = None, **run: Any
+    ) -> Planner:
+        how = run_options(**{"output": tmp_path / "o.npy", **run})
+        media, claims = MediaSets(Timings()), Claims(artifact)
+        return Planner(open_artifact(artifact), how, many, noise, facts or {}, media, claims)
+
+    return make
+
+
+def entry(index: int = 1, total: int = 1, **options: Any) -> Entry:
+    line = read_request({"prompt": "A red fox!", "num_steps": 2, **options}.items(), Line)
+    return Entry(line, f"p.txt:{index}" if total > 1 else "", index, total)
+
+
+def plan(maker: Planner, **options: Any) -> Planned:
+    return maker.compared(maker.planned(entry(**options)))
+
+
+def paths(planned: Planned) -> list[Path]:
+    """The files that are to be written."""
+    return [output.path for output in planned.job.outputs]
+
+
+@pytest.mark.parametrize(
+    ("output", "total", "own", "name"),
+    [
+        ("o.npy", 1, None, "o.npy"),
+        ("o.npy", 12, None, "o-03.npy"),
+        ("{slug}-{seed}.gif", 12, None, "a-red-fox-5.gif"),
+        ("o.npy", 12, "mine-{index}.png", "mine-03.png"),
+        ("o.npy", 12, "mine.png", "mine.png"),  # a line's own name is not numbered
+    ],
+)
+def test_names(
+    maker: Callable[..., Planner],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    output: str,
+    total: int,
+    own: str | None,
+    name: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {} if own is None else {"output": own}
+    planned = maker(output=Path(output)).planned(entry(3 if total > 1 else 1, total, seed=5, **options))
+    assert planned.videos == (Path(name),) and paths(planned) == [Path(name)]
+
+
+def test_names_of_two_lines_differ(maker: Callable[..., Planner], tmp_path: Path) -> None:
+    jobs = maker(save_latents=tmp_path / "z.npy", output=tmp_path / "o.gif")
+    assert paths(jobs.planned(entry(1, 2))) == [tmp_path / "o-1.gif", tmp_path / "z-1.npy"]
+    with refuses("exists", what="p.txt:1"):
+        jobs.planned(entry(2, 2, output=str(tmp_path / "o-1.gif")))
+
+
+def test_what_a_single_prompt_would_replace_is_refused(maker: Callable[..., Planner], tmp_path: Path) -> None:
+    (tmp_path / "o.npy").write_bytes(b"the only copy")
+    with refuses("exists", what="o.npy ", remedy="--overwrite"):
+        maker(many=False).planned(entry())
+    assert paths(plan(maker(many=False, overwrite=True))) == [tmp_path / "o.npy"]
+
+
+def test_the_metadata(maker: Callable[..., Planner]) -> None:
+    facts = {"text_encoder": "jax"}
+    planned = plan(maker(facts=facts), seed=5, fps=8)
+    assert planned.job.generation.fps == planned.metadata["fps"] == 8.0
+    expected = {**planned.job.generation.options, **facts, "seed": 5, "num_videos": 1, "wanrun": __version__}
+    assert planned.metadata.items() >= expected.items()
+    assert planned.metadata["content_digest"] == maker().artifact.manifest.content_digest
+    # Given latents are the noise: the seed has no influence.
+    with_latents = plan(maker(facts={"latents": "z.npy", "latents_sha256": "0"}), seed=5)
+    assert with_latents.metadata["seed"] is None and with_latents.job.generation.fps == 16.0
+
+
+def test_what_is_there_already_is_finished(maker: Callable[..., Planner], tmp_path: Path) -> None:
+    video, latents = tmp_path / "o.npy", tmp_path / "z.npy"
+    planned = plan(maker(save_latents=latents))
+    assert paths(planned) == [video, latents] and not planned.finished
+    frames = np.zeros((9, 64, 96, 3), np.uint8)
+    write_video(frames, tmp_path / "o.npy", planned.job.generation.fps, {**planned.metadata, "video": 0})
+    planned = plan(maker(save_latents=latents))  # the latents are still to be made
+    assert paths(planned) == [latents] and not planned.finished
+    latents.touch()
+    assert plan(maker(save_latents=latents)).finished
+    again = plan(maker(save_latents=latents, overwrite=True))
+    assert paths(again) == [video, latents] and not again.finished
+    with refuses("exists", expected="seed 1", found=0):
+        plan(maker(), seed=1)
+
+
+def test_a_killed_run_does_not_block_its_repeat(maker: Callable[..., Planner], tmp_path: Path) -> None:
+    """It leaves a sidecar without its video. One of another run is not replaced unasked."""
+    sidecar = tmp_path / "o.npy.json"
+    planned = plan(maker(many=False), seed=3)
+    sidecar.write_text(json.dumps({**planned.metadata, "video": 0}))
+    again = plan(maker(many=False), seed=3)
+    assert paths(again) == [tmp_path / "o.npy"]
+    with refuses("exists", what=sidecar, remedy="--overwrite"):
+        plan(maker(many=False), seed=4)
+    assert paths(plan(maker(many=False, overwrite=True), seed=4)) == [tmp_path / "o.npy"]
+    sidecar.unlink()
+    sidecar.mkdir()
+    for overwrite in (False, True):
+        with refuses("wrong_kind", what=sidecar):
+            plan(maker(many=False, overwrite=overwrite), seed=3)
+
+
+def test_a_drawn_seed_is_that_of_the_video_that_is_there(
+    worklist_of: Callable[..., Worklist], tmp_path: Path
+) -> None:
+    prompts, output = tmp_path / "p.jsonl", tmp_path / "v.npy"
+    prompts.write_text('{"prompt": "a fox", "seed": "random"}')
+    (planned,) = worklist_of(prompts=prompts, output=output).jobs
+    assert planned.entry.drawn
+    write_video(np.zeros((9, 64, 96, 3), np.uint8), output, 16, {**planned.metadata, "video": 0})
+    again = worklist_of(prompts=prompts, output=output)
+    assert not again.jobs and again.finished[0].entry.line.seed == planned.entry.line.seed
+    (new,) = worklist_of(prompts=prompts, output=output, overwrite=True).jobs
+    assert new.entry.line.seed != planned.entry.line.seed
+    prompts.write_text('{"prompt": "a cat", "seed": "random"}')
+    (failure,) = worklist_of(prompts=prompts, output=output).failures.values()
+    check_refusal(failure, "exists", expected='prompt "a cat"', found='"a fox"')

@@ -142,3 +142,51 @@ def test_each_has_an_equal_part(processes: int, each: int) -> None:
 def test_a_mesh_that_cannot_be_shared(mesh: dict[str, int]) -> None:
     with refuses("mismatch", found=3, remedy="--target"):
         local_devices(mesh, 3)
+
+
+# What is given is checked before JAX is asked.
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"coordinator": 1},
+        {"num_processes": 2.0},
+        {"process_id": True},
+        {"timeout_seconds": "7"},
+        {"timeout_seconds": None},
+    ],
+)
+def test_values_of_another_type(given: dict[str, Any]) -> None:
+    with refuses("wrong_type", what=next(iter(given))):
+        wanrun.join(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        *(
+            ((address, 2, 0), "coordinator")
+            for address in (
+                *("10.0.0.1", "a:99999", "10.0.0..1:8476"),
+                *(f"{host}:8476" for host in ("x" * 300, "x" * 64, "a\nb", "a b", "\x1b[1m", "é")),
+                *(f"{host}:8476" for host in (".a", "[]", "[a b]", "a/b", "u@h")),
+            )
+        ),
+        (("a:8476", 1, 0), "num_processes"),
+        (("a:8476", 4, 4), "process_id"),
+        ((None, None, -1), "process_id"),
+        *((("a:1", 2, 0, seconds), "timeout_seconds") for seconds in (float("nan"), float("inf"), 0.5)),
+    ],
+)
+def test_a_wrong_description(given: tuple[Any, ...], what: str) -> None:
+    coordinator, num_processes, process_id, *timeout = given
+    options = {"timeout_seconds": timeout[0]} if timeout else {}
+    with pytest.raises(UsageError) as refused:
+        wanrun.join(coordinator, num_processes, process_id, **options)
+    assert refused.value.fields == (what,)
+
+
+@pytest.mark.parametrize("coordinator", ["10.0.0.1:8476", "[::1]:80", "tpu_0-a.b.svc.:1", None])
+def test_an_address(coordinator: str | None) -> None:
+    wanrun.join(coordinator, 2, 0)

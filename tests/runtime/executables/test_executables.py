@@ -1,4 +1,4 @@
-"""Programs and their executables: checked before they are used, loaded from the cache, called by name."""
+"""Programs and executables: checked before they are used, loaded once, called by name, and kept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.export
@@ -25,8 +26,9 @@ from helpers.refusals import check_refusal, refuses
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
-from wanrun.executables.compiled_here import overlay_folder
+from wanrun.executables.compiled_here import keep, kept_file, options_here, overlay_folder, read_kept
 from wanrun.executables.executables import Executables, LoadedProgram, unreadable
+from wanrun.opened.policy import LoadPolicy
 
 
 def test_what_was_checked_is_what_is_loaded(artifact: Path) -> None:
@@ -135,30 +137,32 @@ def test_a_program_that_no_generation_runs(artifact_copy: Path) -> None:
 
 @pytest.mark.slow
 def test_what_the_user_s_cache_has_no_room_for_is_compiled_and_not_kept(
-    opened: Opened,
+    artifact: Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     recwarn: pytest.WarningsRecorder,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (name, program) = "prepare", programs_of(opened.opened.manifest, PROFILE)["prepare"]
-    files = opened.executables._read(opened.opened.manifest.profiles[PROFILE], name, program)
+    own(artifact, "executables")
+    executable(artifact, "prepare").unlink()
+    held = Opened(artifact)
+    opened = held.opened
+    executables = Executables(dataclasses.replace(opened, policy=LoadPolicy(allow_compile=True)))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        compiled = opened.executables._compiled_here(files, "it is another CPU")
+        (loading,) = executables.request(opened.manifest.profiles[PROFILE], ["prepare"])
+        assert loading.result().inputs == programs_of(opened.manifest, PROFILE)["prepare"].inputs
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    folder = overlay_folder(opened.opened.manifest, "cpu").path
-    assert compiled.memory_analysis() is not None
+        executables.close()
+        held.close()
+    folder = overlay_folder(opened.manifest, "cpu").path
     assert list(folder.iterdir()) == [] and len(recwarn) == 0
-    (line,) = capsys.readouterr().out.splitlines()  # where the fixture's warnings go
-    assert re.fullmatch(
-        rf"compiled prepare in \d+\.\d s, which cannot be kept in {folder}: {os.strerror(errno.EFBIG)}: "
-        "it is another CPU",
-        line,
-    )
+    (line,) = capsys.readouterr().out.splitlines()  # where the opened artifact's warnings go
+    kept = rf"compiled prepare in \d+\.\d s, which cannot be kept in {folder}: {os.strerror(errno.EFBIG)}: "
+    assert re.match(kept, line)
 
 
 def test_an_unreadable_program_names_the_versions_and_the_command() -> None:
@@ -170,3 +174,58 @@ def test_an_unreadable_program_names_the_versions_and_the_command() -> None:
     assert error.exit_code == 3 and "my artifact" in error.what and "jax 0 " in error.what
     check_refusal(error, "other_release", what="prepare", expected="0.11.1", remedy=command)
     assert error.found == "too old"
+
+
+# What was compiled here is found again.
+
+
+def file_of(folder: Path, options: Any = None, sha256: str = "1") -> Path:
+    return kept_file(folder, plain_program(sha256=sha256), options or {}, jax.devices("cpu"))
+
+
+def test_an_entry(tmp_path: Path) -> None:
+    path = file_of(tmp_path)
+    assert read_kept(path) is None
+    keep(path, b"bytes")
+    assert read_kept(path) == b"bytes"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_each_fact_has_a_file_of_its_own(tmp_path: Path) -> None:
+    files = [
+        file_of(tmp_path),
+        file_of(tmp_path, options={"xla_x": True}),
+        file_of(tmp_path, sha256="2"),
+        kept_file(tmp_path, plain_program(sha256="1"), {}, 2 * jax.devices("cpu")),
+    ]
+    assert len(set(files)) == len(files)
+
+
+def test_autotuning_is_not_turned_off_on_the_chip() -> None:
+    options = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": "False", "xla_tpu_x": "true"}
+    assert options_here(options) == {"xla_tpu_x": "true"}
+
+
+@pytest.mark.parametrize("damaged", ["bytes", "cut", "empty", "other name"])
+def test_damage_is_as_if_nothing_was_kept(tmp_path: Path, damaged: str) -> None:
+    path, other = file_of(tmp_path), file_of(tmp_path, sha256="2")
+    keep(path, b"bytes")
+    content = path.read_bytes()
+    changed = {"bytes": b"B" + content[1:], "cut": content[:-1], "empty": b""}
+    if damaged == "other name":
+        path.rename(other)
+        path = other
+    else:
+        path.write_bytes(changed[damaged])
+    assert read_kept(path) is None
+
+
+def test_the_overlay_is_of_an_artifact_a_target_and_a_kind_of_host(
+    toy_artifact: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    manifest = read_manifest(toy_artifact)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = overlay_folder(manifest, "cpu")
+    assert folder.make().is_dir() and folder.path.parent == tmp_path / "cache" / "wanrun" / "executables"
+    assert folder.name.startswith(f"{manifest.content_digest.removeprefix('sha256:')[:16]}-cpu-")
+    assert overlay_folder(manifest, "cpu") == folder

@@ -1,4 +1,4 @@
-"""Executables are handed to JAX and taken from it; nothing else of the process notices."""
+"""Executables are handed to JAX and taken from it, programs are lowered; the process notices nothing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax._src import compiler
 
 from helpers.opened import LIMIT_SECONDS
 from helpers.refusals import refuses
 from wanrun.errors import ArtifactError
+from wanrun.executables import lowering
 from wanrun.executables.jax_hook import compile_here, load, replaced
+from wanrun.executables.lowering import UnreadableProgramError, lower
 
 THREE = np.array([1, 2, 3], np.float32)
 
@@ -176,3 +180,51 @@ def test_a_user_s_options_change_nothing_and_are_not_changed(
         assert jax.config.values == users
         assert (pipeline.timings.cache_misses, found) == (0, golden)
     assert jax.config.values == users
+
+
+# Lowering.
+
+
+def test_another_thread_may_import_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax._src.export import _export
+
+    asked: list[int] = []
+    monkeypatch.setattr(
+        _export, "_ensure_backends_initialized", lambda platforms: asked.append(threading.get_ident())
+    )
+    replaced = _export._ensure_backends_initialized
+    with lowering._without_lapack(), ThreadPoolExecutor(1) as pool:
+        _export._ensure_backends_initialized(("cpu",))
+        assert asked == []
+        pool.submit(_export._ensure_backends_initialized, ("cpu",)).result(LIMIT_SECONDS)
+    assert len(asked) == 1
+    assert _export._ensure_backends_initialized is replaced
+
+
+def test_the_results_of_a_program_without_arguments_say_on_which_device_it_runs() -> None:
+    """Else it is lowered for the process's first one, of whatever kind that is."""
+    device = jax.devices("cpu")[0]
+    without, taking = (
+        export.export(jax.jit(function))(*arguments)
+        for function, arguments in ((lambda: jnp.zeros(2), ()), (jnp.negative, (jnp.zeros(2),)))
+    )
+    own = jax.sharding.SingleDeviceSharding(device)
+    assert lowering._shardings(without, device) == ([], {"out_shardings": own})
+    assert lowering._shardings(taking, device) == ([own], {})
+
+
+def test_a_program_that_jax_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no program at all, and what JAX 0.11.1 and newer say of an old one."""
+    device = jax.devices("cpu")[0]
+    for data in (b"", b"no program", bytes(200)):
+        with refuses("other_release", UnreadableProgramError, what="prepare", expected=jax.__version__):
+            lower(data, "prepare", (), device)
+
+    def expired(data: bytearray) -> None:
+        raise ValueError("Exported is older. See https://docs.jax.dev/#guarantees.")
+
+    monkeypatch.setattr(export, "deserialize", expired)
+    with pytest.raises(UnreadableProgramError) as caught:
+        lower(b"", "prepare", (), device)
+    assert caught.value.found == "Exported is older"
+    assert caught.value.exit_code == 3 and isinstance(caught.value.__cause__, ValueError)

@@ -276,12 +276,6 @@ def test_the_same_embedding_in_every_length(toy_artifact: Path) -> None:
                 assert error < 1e-5
 
 
-def test_choices_that_there_are_not(toy_artifact: Path) -> None:
-    for name in ("memory", "transfer", "embeddings"):
-        with refuses("invalid_value", what=f"{name} cannot be 'some'"):
-            wanrun.load(toy_artifact, **{name: "some"})
-
-
 def test_closing_lets_go_of_all(toy_artifact: Path) -> None:
     pipeline, inputs = wanrun.load(toy_artifact, lazy=True), Inputs()
     pipeline._sessions._last[inputs] = {("digest",): Encoded({}, {"condition": 1})}

@@ -1,9 +1,10 @@
-"""From noise to frames: one run of the loop, or one a window of a long video, begun where the last ended."""
+"""From noise to frames: a run of the loop, or one for each window; frames of latents, piece by piece."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,7 @@ from wanrun.denoising.blending import Blending
 from wanrun.denoising.conditions import Conditions
 from wanrun.denoising.noise import Noise
 from wanrun.denoising.steps import Denoising
-from wanrun.generation.decoding import Frames, Telling
+from wanrun.generation.decoding import Clips, Frames, LatentDecoder, Telling
 from wanrun.generation.sampler import Draw, Sampler
 from wanrun.generation.video_parts import Spool, VideoParts
 from wanrun.media.inputs import Inputs
@@ -131,33 +132,36 @@ def test_text_alone_is_one_run() -> None:
     assert (asked["inputs"], asked["window"], asked["carried"]) == (None, None, {})
 
 
-def test_videos_are_decoded_one_by_one() -> None:
-    made = Made(videos=3)
-    assert made.frames.shape == (3, LENGTH, 4, 6, 3)
-    assert [latents.shape for latents in made.decoded] == [SHAPE[1:]] * 3
+@pytest.mark.parametrize(("videos", "leading"), [(3, 0), (1, 1), (1, 2)])
+def test_each_video_is_decoded_without_the_latents_in_front_of_it(videos: int, leading: int) -> None:
+    made = Made(videos=videos, leading=leading)
+    assert made.frames.shape == (videos, LENGTH, 4, 6, 3)
+    assert [latents.shape for latents in made.decoded] == [SHAPE[1:]] * videos
+    assert made.latents.shape == (videos, 2, 3 + leading, 4, 5)
 
 
-@pytest.mark.parametrize("leading", [0, 1, 2])
-def test_latents_in_front_of_the_video_are_not_decoded(leading: int) -> None:
-    made = Made(leading=leading)
-    assert made.decoded[0].shape == SHAPE[1:]
-    assert made.latents.shape == (1, 2, 3 + leading, 4, 5)
-
-
-def test_a_long_video_is_made_window_by_window() -> None:
-    """25 frames in windows of 9 that share one: three, and the last frames of each go on."""
-    inputs = animate(frames=23, padded=25)
-    made = Made(inputs)
-    windows = [(asked["window"].start, asked["window"].stop) for asked in made.conditioning.asked]
-    assert windows == [(0, 9), (8, 17), (16, 25)]
+@pytest.mark.parametrize(
+    ("inputs", "windows", "frames"),
+    [  # the shared frames are the earlier window's, and what was padded is cut
+        ((23, 25, 1), [(0, 9), (8, 17), (16, 25)], [3] + [1] * 8 + [2] * 8 + [3] * 6),
+        ((13, 13, 5), [(0, 9), (4, 13)], [3] + [1] * 8 + [2] * 4),
+    ],
+)
+def test_a_long_video_is_made_window_by_window(
+    inputs: tuple[int, int, int], windows: list[tuple[int, int]], frames: list[int]
+) -> None:
+    """Of 9 frames each; the last frames of each go on."""
+    given = animate(*inputs)
+    made = Made(given)
+    assert [(asked["window"].start, asked["window"].stop) for asked in made.conditioning.asked] == windows
     first, *later = [asked["carried"] for asked in made.conditioning.asked]
     assert first == {} and all(carried.keys() == {"previous"} for carried in later)
-    assert [int(carried["previous"].flat[0]) for carried in later] == [1, 2]
-    assert all(asked["inputs"] is inputs for asked in made.conditioning.asked)
-    # The shared frame is the first window's, and what was padded is cut.
-    assert made.frames[0, :, 0, 0, 0].tolist() == [3] + [1] * 8 + [2] * 8 + [3] * 6
-    assert (made.latents == 3).all()  # the last window's
-    assert made.told[-1] == (12, 12) and made.told[5] == (5, 12)
+    assert [int(carried["previous"].flat[0]) for carried in later] == [*range(1, len(windows))]
+    assert all(asked["inputs"] is given for asked in made.conditioning.asked)
+    assert made.frames[0, :, 0, 0, 0].tolist() == frames
+    assert (made.latents == len(windows)).all()  # the last window's
+    steps = 4 * len(windows)
+    assert made.told[-1] == (steps, steps) and made.told[5] == (5, steps)
 
 
 def test_the_windows_noise_comes_from_one_generator() -> None:
@@ -166,18 +170,9 @@ def test_the_windows_noise_comes_from_one_generator() -> None:
     for start, drawn in zip(made.loop.starts, made.loop.drawn, strict=True):
         assert np.array_equal(start, noise(SHAPE)) and np.array_equal(drawn, noise(SHAPE))
     assert not np.array_equal(*made.loop.starts)
-
-
-def test_given_latents_are_the_first_window_s() -> None:
     given = np.ones(SHAPE, np.float32)
-    made = Made(animate(17, 17), latents=given)
-    assert made.loop.starts[0] is given
-    assert not np.array_equal(made.loop.starts[1], given)
-
-
-def test_windows_that_share_five_frames() -> None:
-    made = Made(animate(13, 13, overlap=5))
-    assert made.frames[0, :, 0, 0, 0].tolist() == [3] + [1] * 8 + [2] * 4
+    first, second = Made(animate(17, 17), latents=given).loop.starts
+    assert first is given and not np.array_equal(second, given)
 
 
 def test_windows_that_are_blended_of_several_videos() -> None:
@@ -232,3 +227,92 @@ def test_the_programs_after_the_loop_run_in_their_order() -> None:
     assert made.called == ["shift", "decode_video"] * 2
     assert made.frames.shape == (2, LENGTH, 4, 6, 3)
     assert (made.frames[:, 1:] == 5).all()  # the latents are 1
+
+
+# Frames of latents.
+
+
+SIZE = 2
+"""Latent frames of a piece."""
+
+
+def decoder(
+    alike: bool, check: Callable[[], object] = lambda: None
+) -> tuple[LatentDecoder, list[tuple[int, int]]]:
+    """A decoder that repeats a latent frame four times, and what its pieces were told: first, and state."""
+    told = list[tuple[int, int]]()
+
+    def begin(latents: np.ndarray) -> dict[str, Any]:
+        return {"frames": latents[0, :, :, :, None].astype(np.uint8), "past": np.ones(1, np.float32)}
+
+    def following(latents: np.ndarray, past: Any, first: np.int32) -> dict[str, Any]:
+        assert latents.shape == (1, SIZE, 1, 1)
+        told.append((int(first), int(past[0])))
+        frames = np.repeat(latents[0], 4, 0)[..., None].astype(np.uint8)
+        return {"frames": frames, "past": past + 1}
+
+    arrays = {"latents": ("float32", (1, SIZE, 1, 1)), "past": ("float32", (1,))}
+    last = FakeProgram(("vae", "latents", "past"), arrays, following, role="decode", donated=("past",))
+    programs = {"decode_video": last}
+    if not alike:
+        programs["decode_first"] = FakeProgram(("vae", "latents"), compute=begin, role="decode_first")
+    return LatentDecoder(cast(Any, FakePrograms(**programs)), check=check), told
+
+
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("frames", [1, 2, 3, 6])
+def test_a_video_of_any_length(frames: int, alike: bool) -> None:
+    decode, told = decoder(alike)
+    latents = np.arange(1, frames + 1, dtype=np.float32).reshape(1, -1, 1, 1)
+    for _ in range(2):  # each video begins anew
+        made = [piece[:, 0, 0, 0].tolist() for piece in decode(latents)]
+        assert made[0] == [1] and [*chain(*made)] == [1, *np.repeat(range(2, frames + 1), 4)]
+        count = frames // SIZE
+        assert told == ([(1, 0)] if alike else []) + [(0, number + 1) for number in range(count)]
+        told.clear()
+    assert decode.enough == 2
+
+
+def test_a_decoding_ends_between_two_pieces() -> None:
+    allowed = iter([None, None])
+    decode, told = decoder(alike=True, check=lambda: next(allowed))
+    with pytest.raises(RuntimeError):  # a generator's StopIteration
+        list(decode(np.ones((1, 9, 1, 1), np.float32)))
+    assert len(told) == 3
+
+
+def test_frames_that_are_kept_or_told_of() -> None:
+    video, heard, clips = np.arange(10, dtype=np.uint8).reshape(2, 5, 1, 1, 1), list[Frames](), Clips()
+    tell = Telling(heard.append, 5, {"seed": 3})
+    for number, frames in enumerate(video):
+        for part in (slice(0, 1), slice(1, 5)):
+            tell(number, frames[part])
+            clips(number, frames[part])
+    assert [(one.video, one.first, len(one.frames)) for one in heard] == [
+        (0, 0, 1),
+        (0, 1, 4),
+        (1, 0, 1),
+        (1, 1, 4),
+    ]
+    assert all(one.total == 5 and one.options == {"seed": 3} for one in heard)
+    profile: Any = SimpleNamespace(width=3, height=2)
+    assert np.array_equal(clips.joined(video, profile), video)
+    assert clips.joined(video, profile).shape == (2, 0, 2, 3, 3)
+
+
+def test_one_of_several_processes_fails_after_the_last_frame() -> None:
+    """The others wait for it in their programs."""
+
+    def full(made: Frames) -> None:
+        heard.append(made.first)
+        raise InterruptedError
+
+    heard, frames = list[int](), np.zeros((2, 1, 1, 3), np.uint8)
+    with pytest.raises(InterruptedError):
+        Telling(full, 4, {})(0, frames)
+    tell = Telling(full, 4, {}, together=True)
+    tell(0, frames)
+    tell(0, frames)
+    assert heard == [0, 0]
+    with pytest.raises(InterruptedError):
+        tell.finish()

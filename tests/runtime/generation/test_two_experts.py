@@ -88,18 +88,6 @@ def test_an_expert_without_steps_is_not_read(
     assert used in reads and unused not in reads
 
 
-def test_the_command_line_reads_what_its_first_prompt_needs(
-    two_experts_artifact: Path, reads: list[str], tmp_path: Path
-) -> None:
-    from wancli.console import run
-    from wancli.run import wanrun as command
-
-    arguments = ["--artifact", two_experts_artifact, "--prompt", PROMPT, "--steps", 2, "--boundary", 1]
-    arguments += ["--output", tmp_path / "video.npy"]
-    assert run(command, list(map(str, arguments))) == 0
-    assert LOW in reads and HIGH not in reads
-
-
 @pytest.fixture(scope="module")
 def expected(two_experts_artifact: Path) -> np.ndarray:
     with wanrun.load(two_experts_artifact, embeddings="none") as pipeline:

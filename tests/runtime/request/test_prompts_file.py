@@ -30,6 +30,7 @@ OPTIONS: dict[str, Any] = {
 }
 """Of the command line."""
 
+
 SHARED = Line(prompt="", **OPTIONS)
 
 
@@ -64,15 +65,17 @@ def test_json_lines(tmp_path: Path) -> None:
         "prompt": "a fox",
         "negative_prompt": "",
         "seed": 2**64 - 1,
-        "steps": 4,
         "guidance_scale": 3,
-    }
-    media: dict[str, Any] = {
+        "guidance_scale_2": 2,
+        "boundary": 1,
+        "flow_shift": 5.5,
+        "solver": "unipc",
+        "fps": 12,
+        "output": "fox/猫.gif",
         "image": "a b/猫.png",
         "last_image": "\u202flast.png",
         "video": "frames",
         "mask": "mask.mp4",
-        "reference_image": ["one.png", "two.png"],
         "pose_video": "pose",
         "face_video": "face",
         "background_video": "background",
@@ -81,27 +84,19 @@ def test_json_lines(tmp_path: Path) -> None:
         "conditioning_scale": 2,
         "segment_overlap": 5,
     }
-    line |= media
-    line |= {
-        "guidance_scale_2": 2,
-        "boundary": 1,
-        "flow_shift": 5.5,
-        "solver": "unipc",
-        "fps": 12,
-        "output": "fox/猫.gif",
-    }
-    content = json.dumps(line) + "\n\n" + '{"prompt": ""}\r\n'
+    references = {"reference_image": ["one.png", "two.png"]}
+    content = json.dumps({**line, **references, "steps": 4}) + "\n\n" + '{"prompt": ""}\r\n'
     for name in ("p.jsonl", "p.JSONL", "p.txt", "p"):  # the first line tells, where the name does not
         (full, bare), failures = read(tmp_path, content, name)
         assert failures == {}
         where = str(tmp_path / name)
-        fields = {**line, "reference_image": ("one.png", "two.png"), "num_steps": line["steps"]}
-        del fields["steps"]
-        assert full == Entry(Line(**fields), f"{where}:1", 1, 2)
+        expected = Line(**line, reference_image=("one.png", "two.png"), num_steps=4)
+        assert full == Entry(expected, f"{where}:1", 1, 2)
         names = ("guidance_scale", "guidance_scale_2", "boundary", "fps", "conditioning_scale")
-        numbers = [getattr(full.line, name) for name in names]
-        assert all(type(number) is float for number in numbers)
+        assert all(type(getattr(full.line, name)) is float for name in names)
         assert bare == Entry(Line(prompt="", **OPTIONS), f"{where}:3", 2, 2)
+    _, failures = read(tmp_path, 'a fox\n{"prompt": "b"}\n', "p.jsonl")  # the name tells
+    assert list(failures) == [1]
 
 
 def test_several_seeds_are_several_entries(tmp_path: Path) -> None:
@@ -163,18 +158,13 @@ BAD: list[tuple[str, ErrorCode, tuple[str, ...]]] = [
     ('{"prompt": "a", "seed": 1' + "0" * 5000 + "}", "unreadable", ("Exceeds the limit",)),
     ("null", "unreadable", ("'null'",)),
     ('["prompt", "a"]', "unreadable", ("'[\"prompt",)),
-    ("[]", "unreadable", ("'[]'",)),
     ("{}", "missing_parameter", ('"prompt": "..."',)),
-    ('{"seed": 1}', "missing_parameter", ('"prompt": "..."',)),
     ('{"prompt": null}', "wrong_type", ("prompt", "string", "null")),
     ('{"prompt": {"a": [1]}}', "wrong_type", ("prompt", "string", "object")),
-    ('{"prompt": "a", "seed": 1.0}', "wrong_type", ("seed", "integer", "1.0")),
     ('{"prompt": "a", "seed": true}', "wrong_type", ("seed", "integer", "true")),
-    ('{"prompt": "a", "seed": "1"}', "wrong_type", ("seed", "integer", '"1"')),
     ('{"prompt": "a", "steps": NaN}', "wrong_type", ("steps", "integer", "NaN")),
     ('{"prompt": "a", "fps": "24"}', "wrong_type", ("fps", "number", '"24"')),
     ('{"prompt": "a", "guidance_scale": [5]}', "wrong_type", ("guidance_scale", "number", "[5]")),
-    ('{"prompt": "a", "negative_prompt": 3}', "wrong_type", ("negative_prompt", "string", "3")),
     ('{"prompt": "a", "output": ""}', "invalid_value", ("output", '""')),
     ('{"prompt": "a", "output": "a\\u0000.mp4"}', "invalid_value", ("output", '"a\\u0000.mp4"')),
     ('{"prompt": "a", "output": "\\ud800.mp4"}', "invalid_value", ("output", '"\\ud800.mp4"')),
@@ -183,29 +173,12 @@ BAD: list[tuple[str, ErrorCode, tuple[str, ...]]] = [
     ('{"prompt": "a", "steps": 4, "num_steps": 4}', "conflict", ("steps",)),
     ('{"prompt": "a", "Seed": 4}', "unknown_parameter", ("'Seed'", "--help", "seed")),
     ('{"prompt": "a", "size": "64"}', "out_of_range", ("size", "832x480", '"64"')),
-    ('{"prompt": "a", "size": [96, 64]}', "wrong_type", ("size", "string", "[96, 64]")),
-    ('{"prompt": "a", "frames": 0}', "out_of_range", ("frames", "at least 1", "found 0")),
     ('{"prompt": "a", "loop": "while"}', "invalid_value", ("loop", "step or scan", '"while"')),
-    ('{"prompt": "a", "boundary": "high"}', "wrong_type", ("boundary", "number", '"high"')),
-    ('{"prompt": "a", "image": null}', "wrong_type", ("image", "string", "null")),
-    ('{"prompt": "a", "video": ["a.mp4"]}', "wrong_type", ("video", "string", '["a.mp4"]')),
-    ('{"prompt": "a", "last_image": ""}', "invalid_value", ("last_image", '""')),
-    ('{"prompt": "a", "mask": "a\\u0000.png"}', "invalid_value", ("mask", '"a\\u0000.png"')),
-    ('{"prompt": "a", "mask_video": "\\ud800.mp4"}', "invalid_value", ("mask_video", '"\\ud800.mp4"')),
     (
         '{"prompt": "a", "reference_image": ["a.png", 3]}',
         "wrong_type",
         ("reference_image", "list of strings", '["a.png", 3]'),
     ),
-    (
-        '{"prompt": "a", "reference_image": {"a": "b"}}',
-        "wrong_type",
-        ("reference_image", "list of strings", "object"),
-    ),
-    ('{"prompt": "a", "reference_image": ["a.png", ""]}', "invalid_value", ("reference_image", '""')),
-    ('{"prompt": "a", "mode": 3}', "wrong_type", ("mode", "string", "3")),
-    ('{"prompt": "a", "conditioning_scale": "1"}', "wrong_type", ("conditioning_scale", "number", '"1"')),
-    ('{"prompt": "a", "segment_overlap": 5.0}', "wrong_type", ("segment_overlap", "integer", "5.0")),
     (
         '{"prompt": "a", "reference-image": "a"}',
         "unknown_parameter",
@@ -216,9 +189,9 @@ BAD: list[tuple[str, ErrorCode, tuple[str, ...]]] = [
         "invalid_value",
         ("'height'", "size", "WIDTHxHEIGHT", "'generator'", "seed"),
     ),
-    ('{"prompt": "a", "guidance_scale_2": true}', "wrong_type", ("guidance_scale_2", "number", "true")),
     ('{"prompt": "a", "fps": "x", "tint": 1}', "invalid_value", ("fps", '"x"', "'tint'")),
 ]
+"""Values of every wrong kind: test_reading.py. Here is what a line may be, and how JSON is spelled."""
 
 
 def test_every_bad_line_is_reported_and_the_others_are_read(tmp_path: Path) -> None:

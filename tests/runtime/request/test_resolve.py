@@ -1,4 +1,4 @@
-"""A request is resolved: its profile, which reference images and guidance choose too, and all else of it."""
+"""A request is resolved: media, clips, windows, lengths, experts, and what has no effect."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,112 +14,33 @@ import pytest
 from msgspec import structs
 
 from helpers.fake_pipeline import make_two_experts
-from helpers.manifests import with_model
+from helpers.manifests import plain_model, with_model
 from helpers.media_files import task_of
 from helpers.pictures import picture
 from helpers.refusals import refuses
 from wanbuild.variants.from_video import with_start
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.model import Chunking
 from wanrun.artifact.programs import Profile
+from wanrun.codes import ErrorCode
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanrun.media.inputs import Inputs, Media
 from wanrun.request.generation import Generation
+from wanrun.request.lengths import check_live, length_of
 from wanrun.request.resolve import request_of, resolve, resolve_request
 
 
 @pytest.fixture
 def manifest(toy_artifact: Path) -> Manifest:
-    """The toy with profiles of two sizes and lengths, the smaller one without guidance too; VACE's inputs."""
-    manifest = read_manifest(toy_artifact)
-    (small,) = manifest.profiles.values()
-    large = structs.replace(small, width=192, height=128, index=1)
-    long = structs.replace(small, num_frames=17, index=2)
-    pair = structs.replace(small, num_videos=2, index=3)
-    unguided = structs.replace(small, guidance=False, index=4)
-    references = structs.replace(small, num_references=2, index=5)
-    profiles = {one.name: one for one in (small, large, long, pair, unguided, references)}
+    """The toy as a model that takes VACE's inputs."""
     vace = {"task": task_of("wan2.1-vace"), "options": {"conditioning_scale": 1.0}}
-    return with_model(manifest, **vace).changed(profiles=profiles)
-
-
-SMALL, UNGUIDED, REFERENCES = "96x64x9-b1-cfg", "96x64x9-b1-nocfg", "96x64x9-b1-cfg-r2"
-
-
-def chosen(
-    manifest: Manifest, loaded: str = SMALL, given: Media | Inputs | None = None, **options: Any
-) -> str:
-    """The name of the profile of a generation with this one loaded."""
-    media, inputs = (given, None) if isinstance(given, Media) else (None, given)
-    return of(manifest, manifest.profiles[loaded], media, inputs, **options).profile.name
+    return with_model(read_manifest(toy_artifact), **vace)
 
 
 def of(manifest: Manifest, loaded: Profile | None = None, *given: Any, **options: Any) -> Generation:
     request = request_of({"prompt": "a fox", **options})
     return resolve_request(request, Artifact(manifest, Path("artifact")), *(given or (None, None)), loaded)
-
-
-def test_what_is_not_said_is_as_loaded(manifest: Manifest) -> None:
-    for name in manifest.profiles:
-        assert chosen(manifest, name) == name
-        assert (
-            chosen(manifest, name, size=None, num_frames=None, num_videos=None, guidance_scale=None) == name
-        )
-    assert chosen(manifest, size=(192, 128)) == "192x128x9-b1-cfg"
-    assert chosen(manifest, num_frames=17) == "96x64x17-b1-cfg"
-    assert chosen(manifest, num_videos=2) == "96x64x9-b2-cfg"
-    assert chosen(manifest, "192x128x9-b1-cfg", size=(96, 64)) == SMALL
-
-
-@pytest.mark.parametrize("scale", [1, 0.0, -3.0])
-def test_a_scale_of_at_most_one_needs_no_guidance(manifest: Manifest, scale: float) -> None:
-    """It takes a profile without, if one is built and none is loaded; one with guidance does it as well."""
-    assert of(manifest, guidance_scale=scale).profile.name == UNGUIDED
-    assert chosen(manifest, UNGUIDED, guidance_scale=scale) == UNGUIDED
-    assert chosen(manifest, SMALL, guidance_scale=scale) == SMALL
-    long = of(manifest, guidance_scale=scale, num_frames=17)
-    assert long.profile.name == "96x64x17-b1-cfg" and len(long.prompts) == 1
-    with pytest.raises(ArtifactError) as caught:
-        chosen(manifest, guidance_scale=scale, num_frames=33)
-    assert "--no-guidance" in str(caught.value.remedy)
-
-
-def test_a_model_without_guidance_needs_none(manifest: Manifest) -> None:
-    """Where a profile with guidance is loaded too: of another size one without will do."""
-    own = with_model(manifest, {"guidance_scale": 1.0})
-    unguided = structs.replace(own.profiles[UNGUIDED], num_frames=33)
-    own = own.changed(profiles={**own.profiles, unguided.name: unguided})
-    assert chosen(own, SMALL) == SMALL and chosen(own, SMALL, num_frames=33) == unguided.name
-
-
-def test_a_scale_above_one_needs_guidance(manifest: Manifest) -> None:
-    assert chosen(manifest, UNGUIDED, guidance_scale=1.5) == SMALL
-    assert chosen(manifest, UNGUIDED) == UNGUIDED  # whatever the artifact's own scale
-    profiles = {name: profile for name, profile in manifest.profiles.items() if name != SMALL}
-    only = manifest.changed(profiles=profiles, program_sets={}, targets={})
-    with refuses("not_built", ArtifactError, what="96x64, 9 frames", remedy="9 --guidance"):
-        chosen(only, UNGUIDED, guidance_scale=1.5)
-
-
-def test_reference_images_choose_too(manifest: Manifest) -> None:
-    images = (picture(90, 70), picture(70, 90))
-    arrays = {"references": np.zeros((2, 64, 96, 3), np.uint8)}
-    for given in (Media(reference_image=images), Inputs(arrays)):
-        assert chosen(manifest, given=given) == REFERENCES
-        assert chosen(manifest, REFERENCES, given) == REFERENCES
-    for given in (Media(), Inputs({"video": np.zeros(1)})):
-        assert chosen(manifest, REFERENCES, given) == SMALL
-    assert chosen(manifest, REFERENCES) == REFERENCES  # nothing was said
-    with refuses("not_built", ArtifactError, what="1 reference", expected="96x64x9-b1-cfg, "):
-        chosen(manifest, given=Media(reference_image=images[:1]))
-
-
-def test_media_that_the_model_does_not_take(toy_artifact: Path) -> None:
-    """That is what is wrong with them, not their number."""
-    media = Media(reference_image=(picture(90, 70),))
-    with refuses("unsupported", what="wan2.1-t2v") as caught:
-        chosen(read_manifest(toy_artifact), given=media)
-    assert caught.value.fields == ("reference_image",)
 
 
 def test_a_video_to_begin_with(toy_artifact: Path) -> None:
@@ -212,65 +132,6 @@ def test_later_clips_may_have_prompts_of_their_own(toy_artifact: Path) -> None:
         of(read_manifest(toy_artifact), clip_prompts="b")
 
 
-def test_a_profile_is_chosen_by_its_name(manifest: Manifest) -> None:
-    for name, profile in manifest.profiles.items():
-        assert chosen(manifest, profile=name) == name
-        images = ("a.png",) * profile.num_references
-        assert of(manifest, profile=name, reference_image=images).profile == profile
-    with refuses("mismatch", what="reference_image", expected=0, found=1):
-        of(manifest, profile=SMALL, reference_image="a.png")
-    with refuses("mismatch", what="reference_image", expected=2, found=0):
-        of(manifest, profile=REFERENCES)
-    with refuses("no_effect", what=UNGUIDED, found=3) as caught:
-        of(manifest, profile=UNGUIDED, guidance_scale=3)
-    assert caught.value.fields == ("guidance_scale",)
-
-
-def test_what_is_not_built_is_refused(manifest: Manifest) -> None:
-    for options in ({"size": (192, 128), "num_frames": 17}, {"size": (64, 96)}, {"num_videos": 3}):
-        with refuses("not_built", ArtifactError, expected="96x64x9-b1-cfg, "):
-            chosen(manifest, **options)
-
-
-@pytest.mark.parametrize("built", [(SMALL,), (UNGUIDED,), (SMALL, UNGUIDED)])
-@pytest.mark.parametrize("scale", [-2.0, 0.5, 1.0, 1.5, 5.0])
-def test_guidance_is_decided_as_by_the_command(
-    manifest: Manifest, scale: float, built: tuple[str, ...]
-) -> None:
-    """The same refusal, whichever profile was loaded; without guidance any profile will do."""
-    profiles = {name: manifest.profiles[name] for name in built}
-    some = manifest.changed(profiles=profiles, program_sets={}, targets={})
-    expected: str | None = None
-    with suppress(ArtifactError):
-        expected = of(some, guidance_scale=scale).profile.name
-    assert (expected is not None) == any(profiles[name].guidance >= (scale > 1) for name in built)
-    for loaded in built:
-        if expected is not None:
-            assert chosen(some, loaded, guidance_scale=scale) == (expected if scale > 1 else loaded)
-            continue
-        with pytest.raises(ArtifactError, match="guidance on"):
-            chosen(some, loaded, guidance_scale=scale)
-
-
-def test_an_option_that_there_is_not(manifest: Manifest) -> None:
-    with refuses("unknown_parameter", what="'sizes'", remedy="size"):
-        chosen(manifest, sizes=(96, 64))
-    with refuses("out_of_range", what="num_videos", found=0):
-        chosen(manifest, num_videos=0)
-
-
-def test_guidance_that_no_profile_has_is_a_warning(manifest: Manifest) -> None:
-    def warnings(*names: str, **options: Any) -> int:
-        some = {name: manifest.profiles[name] for name in names}
-        return len(of(manifest.changed(profiles=some, program_sets={}, targets={}), **options).warnings)
-
-    assert warnings(UNGUIDED) == warnings(UNGUIDED, "192x128x9-b1-cfg", size="96x64") == 1
-    assert warnings(UNGUIDED, guidance_scale=1) == warnings(SMALL, UNGUIDED) == 0
-    assert warnings(SMALL, UNGUIDED, profile=UNGUIDED) == 0  # which was asked for
-    with refuses("not_built", ArtifactError):
-        warnings(UNGUIDED, guidance_scale=3)
-
-
 def test_what_has_no_effect_is_a_warning(manifest: Manifest) -> None:
     distilled = with_model(manifest, {"num_steps": 2, "timesteps": (1000.0, 500.0)})
     own = distilled.model.defaults
@@ -305,10 +166,10 @@ def test_what_is_resolved(manifest: Manifest) -> None:
 
 def test_the_form_of_the_loop(manifest: Manifest) -> None:
     """That of ``load`` is the default where it is built."""
-    request, built = request_of({"prompt": "a"}), manifest.profiles[SMALL]
+    request, (built,) = request_of({"prompt": "a"}), manifest.profiles.values()
     step = structs.replace(built, options=structs.replace(built.options, loop="step"))
     for profile, loop, expected in ((built, "scan", "scan"), (built, None, "step"), (step, "scan", "step")):
-        some = manifest.changed(profiles={SMALL: profile})
+        some = manifest.changed(profiles={built.name: profile})
         found = resolve_request(request, Artifact(some, Path("artifact")), loop=loop)
         assert found.options["loop"] == expected
 
@@ -341,20 +202,23 @@ def test_a_request_is_resolved_without_its_files(toy_artifact: Path, tmp_path: P
     assert done.stdout == "3 3 set()\n"
 
 
-def test_a_request_that_cannot_be_made(toy_artifact: Path, tmp_path: Path) -> None:
-    for options, line in (
-        ({"size": (64, 64)}, "no profile is built for 64x64"),
-        ({"image": "a.png"}, "image cannot be used with wan2.1-t2v"),
-        ({"image": b"a"}, "image has the wrong type; expected the path of a file"),
-        ({"media": 5}, "media has the wrong type"),
-        ({"boundary": 0.5}, "boundary has no effect"),
-        ({"steps_high": 1, "steps_low": 1}, "steps_high has no effect: this model has one transformer"),
-        ({"num_steps": 0}, "num_steps is out of range"),
-    ):
-        with pytest.raises(WanError, match=line):
-            resolve(toy_artifact, "a fox", **options)
-    with pytest.raises(ArtifactError):
-        resolve(tmp_path, "a fox")
+@pytest.mark.parametrize(
+    ("options", "code", "what"),
+    [
+        ({"size": (64, 64)}, "not_built", "64x64"),
+        ({"image": "a.png"}, "unsupported", "image"),
+        ({"image": b"a"}, "wrong_type", "image"),
+        ({"media": 5}, "wrong_type", "media"),
+        ({"boundary": 0.5}, "no_effect", "boundary"),
+        ({"steps_high": 1, "steps_low": 1}, "no_effect", "steps_high"),
+        ({"num_steps": 0}, "out_of_range", "num_steps"),
+    ],
+)
+def test_a_request_that_cannot_be_made(
+    toy_artifact: Path, options: dict[str, Any], code: ErrorCode, what: str
+) -> None:
+    with refuses(code, WanError, what=what):
+        resolve(toy_artifact, "a fox", **options)
 
 
 def test_the_steps_of_each_expert_are_a_spelling_of_the_boundary(artifact: Path) -> None:
@@ -369,11 +233,70 @@ def test_the_steps_of_each_expert_are_a_spelling_of_the_boundary(artifact: Path)
         again = resolve(artifact, "a", **steps)
         assert again.ranges == found.ranges and "steps_high" not in again.options
         assert resolve(artifact, "a", **split, **steps).options == found.options
-    for options, line in (
-        ({"steps_low": 2}, "steps_high and steps_low belong together"),
-        ({**split, "num_steps": 9}, "num_steps contradicts steps_high and steps_low; expected 8"),
-        ({**split, "boundary": 1.0}, "boundary contradicts steps_high and steps_low; expected 7 .* found 0"),
-        ({**split, "timesteps": [900, 500]}, "num_steps and timesteps contradict"),
-    ):
-        with pytest.raises(UsageError, match=line):
+    cases: list[tuple[dict[str, Any], ErrorCode, dict[str, object]]] = [
+        ({"steps_low": 2}, "conflict", {"found": "steps_high"}),
+        ({**split, "num_steps": 9}, "conflict", {"what": "num_steps", "expected": 8}),
+        ({**split, "boundary": 1.0}, "conflict", {"what": "boundary", "expected": 7, "found": 0}),
+        ({**split, "timesteps": [900, 500]}, "conflict", {"what": "timesteps"}),
+    ]
+    for options, code, parts in cases:
+        with refuses(code, **parts):
             resolve(artifact, "a", **options)
+
+
+def test_windows_are_recorded_and_counted(toy_artifact: Path) -> None:
+    generation = resolve(toy_artifact, "a fox", num_frames=33, window_frames=9, num_steps=2)
+    facts = {name: generation.options[name] for name in ("num_frames", "window_frames", "window_overlap")}
+    assert facts == {"num_frames": 33, "window_frames": 9, "window_overlap": 4}
+    assert generation.latents_shape[2] == 9 and generation.cost().windows == 4
+    assert generation.cost().steps == 8 and generation.cost().frames == 33
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"num_frames": 16, "window_frames": 9}, "num_frames"),
+        ({"num_frames": 5, "window_frames": 9}, "num_frames"),
+        ({"num_frames": 90_001, "window_frames": 9}, "num_frames"),
+        ({"num_frames": 17, "window_frames": 8}, "window_frames"),
+        ({"num_frames": 17, "window_overlap": 3}, "window"),
+        ({"num_frames": 17, "window_overlap": 12}, "window"),
+        ({"window_overlap": 4}, "window_overlap"),
+    ],
+)
+def test_what_windows_do_not_make(toy_artifact: Path, options: dict[str, Any], word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        resolve(toy_artifact, "a fox", **options)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fps", "frames"),
+    [(5, 16, 81), (1.1, 16, 17), (1.2, 16, 21), (0.01, 16, 1), (3, 1, 5), (5, 24, 121), (5.0625, 16, 81)],
+)
+def test_seconds_are_the_nearest_frames(seconds: float, fps: float, frames: int) -> None:
+    assert length_of(plain_model(vae_temporal=4), seconds, fps) == frames
+
+
+@pytest.mark.parametrize(
+    ("frames", "decoder", "named"),
+    [
+        (None, None, None),
+        (9, "full", None),
+        (10, None, "num_frames"),
+        (0, None, "num_frames"),
+        (True, None, "num_frames"),
+        (9.0, None, "num_frames"),
+        (9, "tiny", "decoder"),
+    ],
+)
+def test_a_live_video(toy_artifact: Path, frames: Any, decoder: str | None, named: str | None) -> None:
+    once = read_manifest(toy_artifact)
+    with pytest.raises(UsageError, match=once.model.variant):
+        check_live(once, frames, "num_frames", decoder)
+    chunked = with_model(once, chunks=Chunking(first=1, each=3))
+    fields: tuple[str | None, ...] = (None,)
+    try:
+        check_live(chunked, frames, "num_frames", decoder)
+    except UsageError as error:
+        fields = error.fields
+    assert fields == (named,)

@@ -1,4 +1,4 @@
-"""The line that says what is waited for."""
+"""The line that says what is waited for, and is written over."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from helpers.terminal import Terminal, until
 from wanrun.terminal import status
+from wanrun.terminal.live_line import NOTEBOOK_COLUMNS, LiveLine, in_notebook
 from wanrun.terminal.status import Status, shown, told
 from wanrun.timing.spans import Span, Spans
 
@@ -55,15 +56,6 @@ def test_on_a_terminal_it_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyP
     assert "\n" not in stream.getvalue()
 
 
-def test_a_narrow_terminal_cuts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
-    monkeypatch.setenv("COLUMNS", "12")
-    spans, stream = Spans(), Terminal()
-    with Status(lambda: spans.running, stream), spans.phase("decode"):
-        until(lambda: "\r" in stream.getvalue())
-    assert stream.getvalue().split("\r")[1] == "decod…, 0 s"
-
-
 def test_in_a_log_it_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
     spans, stream = Spans(), io.StringIO()
@@ -77,15 +69,19 @@ def test_in_a_log_it_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_it_gives_way_to_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the last of those that print at once has ended."""
     monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
     spans, stream = Spans(), Terminal()
     with Status(lambda: spans.running, stream) as line, spans.phase("decode"):
         until(lambda: "decoding" in stream.getvalue())
-        with line.paused():
-            begun = len(stream.getvalue())
-            assert stream.getvalue().endswith(" \r")
-            time.sleep(0.05)
-            assert len(stream.getvalue()) == begun
+        one, other = line.paused(), line.paused()
+        one.__enter__(), other.__enter__()
+        begun = len(stream.getvalue())
+        assert stream.getvalue().endswith(" \r")
+        one.__exit__(None, None, None)
+        time.sleep(0.05)
+        assert len(stream.getvalue()) == begun
+        other.__exit__(None, None, None)
         until(lambda: len(stream.getvalue()) > begun)
 
 
@@ -107,54 +103,70 @@ def test_steps_have_a_bar_and_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "(25 of 50" in shown and "0:00" in shown
 
 
-def test_a_notebook_has_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
-    assert not shown(None) and shown(True)
+# The line itself.
+
+
+@pytest.mark.parametrize(
+    ("columns", "texts", "expected"),
+    [
+        (12, [("decoding the video",), ("done",)], "\rdecoding t…\rdone       \r    \r"),
+        (
+            24,
+            [("reading transformer, loading it", ", 9 s left")],
+            "\rreading tran…, 9 s left\r" + " " * 23 + "\r",
+        ),
+    ],
+)
+def test_a_terminal(
+    columns: int, texts: list[tuple[str, ...]], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cut to the width, where its end stays; it covers a longer one, and goes away."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Terminal()
+    line = LiveLine(stream)
+    assert line.live
+    for text in texts:
+        line.show(*text)
+    line.clear()
+    line.clear()
+    assert stream.getvalue() == expected
+
+
+def test_a_log() -> None:
+    stream = io.StringIO()
+    line = LiveLine(stream)
+    assert not line.live
+    line.show("decoding the video")
+    line.clear()
+    assert stream.getvalue() == "decoding the video\n"
+
+
+def test_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not in_notebook() and not shown(None) and shown(True)
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())  # imported, and no kernel runs
+    assert not in_notebook()
     monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace(kernelapp=None))
     assert shown(None) and not shown(False)
-    spans, stream = Spans(), io.StringIO()
-    with Status(lambda: spans.running, stream), spans.phase("decode"):
-        until(lambda: "\r" in stream.getvalue())
-    assert "\n" not in stream.getvalue()
+    stream = io.StringIO()
+    line = LiveLine(stream)
+    line.show("x" * 200)
+    assert line.live and len(stream.getvalue()) == NOTEBOOK_COLUMNS and "\n" not in stream.getvalue()
 
 
-def test_two_that_print_at_once_leave_it_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
-    spans, stream = Spans(), Terminal()
-    with Status(lambda: spans.running, stream) as line, spans.phase("decode"):
-        one, other = line.paused(), line.paused()
-        one.__enter__()
-        other.__enter__()
-        one.__exit__(None, None, None)
-        begun = len(stream.getvalue())
-        time.sleep(0.05)
-        assert len(stream.getvalue()) == begun
-        other.__exit__(None, None, None)
-        until(lambda: len(stream.getvalue()) > begun)
-
-
-def test_a_shorter_line_covers_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
-    spans, stream = Spans(), Terminal()
-    with Status(lambda: spans.running, stream):
-        with spans.phase("decode"):
-            until(lambda: "decoding" in stream.getvalue())
-            token = spans.begin("restore", "vae")
-            until(lambda: "reading vae" in stream.getvalue())
-        until(lambda: stream.getvalue().rpartition("\r")[2].startswith("reading vae"))
-        longest = max(map(len, stream.getvalue().split("\r")))
-        covering = next(part for part in stream.getvalue().split("\r") if part.startswith("reading vae"))
-        assert len(covering) == longest
-        spans.end(token)
-
-
-def test_a_stream_that_is_gone_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "LOG_SECONDS", 0.01)
-
-    class Gone(io.StringIO):
+@pytest.mark.parametrize("error", [OSError("full"), ValueError("closed")])
+def test_a_stream_that_fails(error: Exception) -> None:
+    class Failing(io.StringIO):
         def write(self, text: str) -> int:
-            raise OSError("gone")
+            raise error
 
-    spans = Spans()
-    with Status(lambda: spans.running, Gone()) as line, spans.phase("decode"):
-        until(lambda: line._line.gone)
+    line = LiveLine(Failing())
+    assert not line.gone
+    line.show("a")
+    assert line.gone
+
+
+def test_a_bar_of_what_the_stream_can_print() -> None:
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    assert LiveLine(ascii_only).bar(0.5) == "########........"
+    assert LiveLine(io.StringIO()).bar(2) == "█" * 16
+    assert LiveLine(io.StringIO()).bar(0) == "░" * 16

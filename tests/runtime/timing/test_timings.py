@@ -1,4 +1,4 @@
-"""Durations on the process's own clock."""
+"""Durations of a run: phases, steps, floors and what is not accounted for; as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -49,19 +49,14 @@ KEYS = {
 }
 
 
-def run_python(code: str) -> list[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout.split()
-
-
 def test_peak_memory_is_this_processes_own() -> None:
     held = bytearray(b"x") * 200_000_000  # this test's process is larger than what it starts
     here = peak_rss_bytes()
     code = (
         "from wanrun.timing.timings import peak_rss_bytes as p; a = p(); b = b'x' * 60_000_000; print(a, p())"
     )
-    before, after = map(int, run_python(code))
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    before, after = map(int, done.stdout.split())
     assert len(held) < here
     assert before < 60e6
     assert 50e6 < after - before < 90e6
@@ -80,31 +75,22 @@ def test_phases_and_steps() -> None:
     with timings.phase("restore"):
         time.sleep(0.05)
     with pytest.raises(RuntimeError), timings.phase("text"):
-        time.sleep(0.02)
         raise RuntimeError
     timings.steps("step", 1, 3.0)
     timings.steps("step", 1, 1.0)
-    assert 0.05 <= timings.seconds["restore"] < 0.5
-    assert 0.02 <= timings.seconds["text"] < 0.5
-    assert timings.step_seconds == [3.0, 1.0]
     ((start, end),) = timings.spans["restore"]
-    assert 0 < start < end < timings.now()
-
-
-def test_spans_that_overlap_count_once() -> None:
-    timings = Timings()
-    for start, end in [(5.0, 6.0), (1.0, 3.0), (1.5, 2.0), (2.0, 4.0), (6.0, 6.5)]:
-        timings.add("restore", start, end)
-    assert timings.seconds == {"restore": 3.0 + 1.5}
+    assert 0 < start <= end - 0.05 < timings.now()
+    assert timings.seconds["restore"] == end - start and timings.seconds["text"] > 0
+    assert timings.step_seconds == [3.0, 1.0]
 
 
 def test_threads() -> None:
+    """What runs in several at once counts once."""
     timings, barrier = Timings(), threading.Barrier(8)
 
     def work() -> None:
-        barrier.wait()
         with timings.phase("restore"):
-            time.sleep(0.1)
+            barrier.wait()
         for _ in range(100):
             timings.steps("step", 1, 0.5)
 
@@ -113,8 +99,8 @@ def test_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(timings.spans["restore"]) == 8
-    assert 0.1 <= timings.seconds["restore"] < 0.6  # they ran side by side: not 0.8
+    starts, ends = zip(*timings.spans["restore"], strict=True)
+    assert len(starts) == 8 and timings.seconds["restore"] == max(ends) - min(starts)
     assert len(timings.step_seconds) == 800
 
 
@@ -169,25 +155,31 @@ def test_summary() -> None:
     timings.take(Span("transfer", "vae", 3.25, 3.75, nbytes=10**9))
     timings.known_rates = {"transfer": 4e9}
     timings.mark_ready()
-    lines = timings.summary().splitlines()
-    assert lines[0] == "TIMING SUMMARY"
+    timings.placement = "host"
+    title, *lines = timings.summary().splitlines()
+    assert title == "TIMING SUMMARY"
     rows = {}
-    for line in lines[1:]:
+    for line in lines:
         label, value = re.split(r"\s{2,}", line.strip(), maxsplit=1)
         rows[label] = value.split()
-    assert rows["import"] == ["0.50", "s"]
-    assert rows["restore"] == ["2.25", "s"]
+    for label, words in {
+        "import": ["0.50", "s"],
+        "restore": ["2.25", "s"],
+        "denoise total": ["6.00", "s"],
+        "first step": ["3.00", "s"],
+        "image": ["1.00", "s"],
+        "placement": ["host"],
+    }.items():
+        assert rows[label] == words
     assert [rows["transfer"][place] for place in (0, 4)] == ["0.50", "0.25"]
-    assert timings.as_json()["transfer_floor_seconds"] == 0.25
-    assert rows["denoise total"] == ["6.00", "s"]
-    assert rows["first step"] == ["3.00", "s"]
+    assert timings.as_json()["transfer_floor_seconds"] == 0.25 and timings.as_json()["placement"] == "host"
     assert rows["median step"][:2] == ["1.75", "s"] and rows["median step"][-1] == "4"
-    assert rows["image"] == ["1.00", "s"]
     assert [rows["cache"][place] for place in (0, 2)] == ["5", "1"]
     names = {"manifest", "executables", "text", "VAE decode", "encode video", "total", "peak RSS"}
     names |= {"process to ready", "process to first step", "unaccounted"}
     assert rows.keys() >= names
-    assert "process to ready" not in Timings().summary() and "unaccounted" not in Timings().summary()
+    for label in ("process to ready", "unaccounted", "placement"):
+        assert label not in Timings().summary()
 
 
 def test_calls_of_many_steps() -> None:
@@ -208,14 +200,6 @@ def test_calls_of_many_steps() -> None:
     timings.steps("step", 1, 1.0)  # the same pipeline may be asked for the other form
     assert timings.loop == "step" and timings.step_seconds[-2:] == [5.0, 1.0]
     assert "median step" in timings.summary() and "mean step" not in timings.summary()
-
-
-def test_the_placement_of_two_experts() -> None:
-    timings = Timings()
-    assert "placement" not in timings.summary()
-    timings.placement = "host"
-    assert timings.as_json()["placement"] == "host"
-    assert ["placement", "host"] in [line.split() for line in timings.summary().splitlines()]
 
 
 def labelled() -> Timings:
@@ -255,6 +239,7 @@ def test_labels_split_the_spans_and_not_the_phases() -> None:
         ["restore vae", 6.5, 200.0],
         ["decode", 306.0, 366.5],
     ]
+    assert all(re.match(r"  \S", line) for line in timings.summary().splitlines()[1:])
     timings.add("transfer", 7.0, 8.0, "vae")
     assert timings.labelled_spans[-1].name == "decode"
     assert "transfer vae" in {span.name for span in timings.labelled_spans}
@@ -288,11 +273,6 @@ def test_the_loop_s_own_time() -> None:
     timings.steps("step", 1, 1.5)
     timings.steps("step", 1, 0.5)
     assert timings.loop_overhead_seconds == 0.25
-
-
-def test_the_summary_is_a_table_alone() -> None:
-    lines = labelled().summary().splitlines()
-    assert lines[0] == "TIMING SUMMARY" and all(re.match(r"  \S", line) for line in lines[1:])
 
 
 def test_timings_of_a_part_of_a_process() -> None:
@@ -355,9 +335,3 @@ def test_timings_show_what_they_time_and_what_goes_on_in_the_background() -> Non
             assert names(timings) == ["executables decode"]
         assert names(timings) == []
     assert [span.name for span in timings.labelled_spans] == ["text"]  # the others ended later
-
-
-def test_import_is_light() -> None:
-    names = "{'numpy', 'jax', 'orbax', 'click'}"
-    code = f"import sys, wanrun.timing.timings; print(*sorted({names} & sys.modules.keys()))"
-    assert run_python(code) == []

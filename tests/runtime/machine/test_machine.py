@@ -1,8 +1,9 @@
-"""What a machine says of its memory, and what fits into it."""
+"""What a machine has: memory, what it computes in a second, and the features of its CPU."""
 
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,9 @@ from typing import Any
 import jax
 import pytest
 
-from wanrun.machine.memory import (
-    Machine,
-    control_group_limits,
-    device_memory_bytes,
-    host_memory_bytes,
-)
+from wanrun.machine.cpu import CPU_LEVEL_FEATURES, cpu_features, cpu_level_rank, highest_cpu_level
+from wanrun.machine.memory import Machine, control_group_limits, device_memory_bytes, host_memory_bytes
+from wanrun.machine.rates import Rates
 
 GB = 10**9
 
@@ -55,10 +53,6 @@ def test_device_memory(platform: str, stats: Any, expected: int | None) -> None:
     assert device_memory_bytes(Device(platform=platform, stats=stats)) == expected  # type: ignore[arg-type]
 
 
-def test_the_cpu_device_has_no_memory_of_its_own() -> None:
-    assert device_memory_bytes(jax.devices("cpu")[0]) is None
-
-
 def write(root: Path, files: dict[str, object]) -> Path:
     for name, content in files.items():
         path = root / name
@@ -68,6 +62,7 @@ def write(root: Path, files: dict[str, object]) -> Path:
 
 
 UNLIMITED = 9223372036854771712  # what version 1 says without a limit
+
 
 HOSTS: dict[str, tuple[dict[str, object], list[int]]] = {
     "no control groups": ({}, []),
@@ -111,7 +106,66 @@ def test_control_group_limits(tmp_path: Path, name: str) -> None:
     assert sorted(control_group_limits(root)) == sorted(limits)
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert host_memory_bytes(root) == min([physical, *limits])
+    assert 2**28 < host_memory_bytes() <= physical  # of this machine
 
 
-def test_host_memory_of_this_machine() -> None:
-    assert 2**28 < host_memory_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+# What it computes in a second.
+
+
+CPU = {"platform": "cpu", "device_kind": "cpu", "device_count": 1, "jax": "other"}
+
+
+def test_what_was_measured_is_kept_as_a_mean() -> None:
+    rates = Rates.of(CPU, dtype="bfloat16")
+    assert rates.known == {} and rates.seconds({"steps": 1.0}) is None
+    rates.learn({"steps": 80.0, "decode": 0.0}, {"steps": 10.0, "decode": 3.0, "text": 1.0})
+    assert rates.known == {"steps": 8.0}
+    rates.learn({"steps": 40.0, "decode": 6.0}, {"steps": 10.0, "decode": 3.0})
+    assert Rates.of(CPU, dtype="bfloat16").known == {"steps": 6.0, "decode": 2.0}
+    assert rates.seconds({"steps": 60.0, "decode": 4.0, "text": 2.0}) == 13.0  # text as the slowest
+    rates.raise_to({"steps": 5.0, "decode": 3.0, "restore": 1.0})
+    assert rates.known == {"steps": 6.0, "decode": 3.0, "restore": 1.0}
+    assert Rates.of(CPU, dtype="float32").known == Rates.of(CPU | {"device_count": 2}).known == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"steps": -1}', b'{"steps": 0}', bytes(2**13)])
+def test_a_file_of_another_kind_is_nothing(content: bytes) -> None:
+    rates = Rates.of(CPU)
+    rates.file.parent.mkdir(parents=True, exist_ok=True)
+    rates.file.write_bytes(content)
+    assert rates.known == {}
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    Rates.of(CPU).learn({"steps": 1.0}, {"steps": 1.0})
+    assert Rates.of(CPU).known == {}
+
+
+# Its CPU.
+
+
+def test_features_are_sorted_and_distinct() -> None:
+    features = cpu_features()
+    assert list(features) == sorted(set(features))
+    assert not {"fpu", "vme", "syscall"} & set(features)  # which no code depends on
+
+
+def test_a_higher_level_has_all_of_a_lower_one() -> None:
+    for lower, higher in pairwise(CPU_LEVEL_FEATURES.values()):
+        assert set(lower) < set(higher)
+
+
+def test_rank() -> None:
+    ranks = [cpu_level_rank({"cpu_level": name}) for name in ("cpu-v3", "cpu-v4", "cpu-v4-bf16")]
+    assert ranks == [0, 1, 2]
+    assert cpu_level_rank({}) == 3  # one CPU's own, with everything that it has
+
+
+def test_the_highest_level() -> None:
+    for name, features in CPU_LEVEL_FEATURES.items():
+        assert highest_cpu_level([*features, "sse", "aes"]) == name
+    assert highest_cpu_level(CPU_LEVEL_FEATURES["cpu-v3"][1:]) is None and highest_cpu_level(()) is None
