@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def test_the_users_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("unpacked")
 def test_the_users_choice_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_refused("not_installed", "imageio_ffmpeg")
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", OWN)
     assert run_ffmpeg(["-version"]).startswith(b"ffmpeg version")
     check_encodes(".mp4", "libx264")
@@ -79,11 +81,6 @@ def test_a_choice_that_is_no_program(name: str, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "text").write_text("not a program")
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / name))
     check_refused("not_installed", f"IMAGEIO_FFMPEG_EXE={tmp_path / name}")
-
-
-@pytest.mark.usefixtures("unpacked")
-def test_a_package_that_is_missing() -> None:
-    check_refused("not_installed", "imageio_ffmpeg")
 
 
 def test_a_package_without_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,3 +126,10 @@ def test_one_that_hangs(frames: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ffmpeg, "STALLED_SECONDS", 0.1)
     with pytest.raises(OSError, match="nothing for"):
         run_ffmpeg([], [np.zeros((64, 96, 3), np.uint8)] * frames)
+
+
+def test_a_full_disk_is_told_as_one() -> None:
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", "96x64", "-i", "pipe:0"]
+    with pytest.raises(OSError, match="ffmpeg") as caught:
+        run_ffmpeg([*source, "-f", "avi", "-y", "/dev/full"], [np.zeros((64, 96, 3), np.uint8)] * 9)
+    assert caught.value.errno == errno.ENOSPC

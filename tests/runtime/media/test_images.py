@@ -1,4 +1,4 @@
-"""Reading images: odd ones are read as the reference reads them, or refused in one line."""
+"""Images: odd ones are read as the reference reads them or refused; arrays and addresses in their place."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ from helpers.refusals import refuses
 from wanrun.codes import ErrorCode
 from wanrun.errors import UsageError, WanError
 from wanrun.media import images
+from wanrun.media.decoder import read_ppm
 from wanrun.media.images import left_out, read_image
-from wanrun.media.pillow import FORMATS
+from wanrun.media.inputs import Media, url_error, without_arrays
+from wanrun.media.pillow import FORMATS, STRIP_BYTES, mask, write_ppm
+from wanrun.request.prompts_file import Line
+from wanrun.request.reading import read_request
+
+# --- images ---
 
 
 def check_refused(source: Path | str | Image.Image, code: ErrorCode, **parts: object) -> WanError:
@@ -65,34 +71,20 @@ def test_a_picture_is_turned_as_its_exif_says(orientation: int, tmp_path: Path) 
     np.testing.assert_array_equal(np.asarray(image), upright)
 
 
-def test_transparency_is_dropped(tmp_path: Path) -> None:
-    rgba = pixels(20, 12, channels=4)
-    image = read_image(saved(Image.fromarray(rgba), tmp_path / "rgba.png"), "--image")
-    np.testing.assert_array_equal(np.asarray(image), rgba[..., :3])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "options", "count"),
-    [("a.gif", True, 1), ("a.webp", True, 1), ("a.tiff", True, 1), ("a.gif", False, 0), ("a.jpg", False, 0)],
-)
-def test_an_animation_is_told(name: str, options: bool, count: int, tmp_path: Path) -> None:
-    more = {"save_all": True, "append_images": [picture(50, 34, 2)]} if options else {}
-    path = saved(picture(50, 34), tmp_path / name, **more)
-    assert len(left_out(read_image(path, "--image"))) == count
-
-
-def test_transparency_is_told_if_any_is_seen(tmp_path: Path) -> None:
-    rgba = pixels(20, 12, channels=4)
+def test_transparency_is_dropped_and_told_if_any_is_seen(tmp_path: Path) -> None:
+    rgba, path = pixels(20, 12, channels=4), tmp_path / "a.png"
     opaque = np.concatenate([rgba[..., :3], np.full_like(rgba[..., :1], 255)], axis=-1)
     for array, count in ((rgba, 1), (opaque, 0)):
         image = Image.fromarray(array)
-        assert len(left_out(read_image(saved(image, tmp_path / "a.png"), "--image"))) == count
-        assert len(left_out(read_image(image, "--image"))) == count
+        for source in (saved(image, path), image):
+            read = read_image(source, "--image")
+            np.testing.assert_array_equal(np.asarray(read), rgba[..., :3])
+            assert len(left_out(read)) == count
         assert images.NOTES not in image.info
-    palette = saved(picture(20, 12).quantize(200), tmp_path / "p.png", transparency=0)
-    read = read_image(palette, "--image")
-    assert len(left_out(read)) == 1 and read.info["transparency"] is not None
+    for transparency in (0, bytes(range(200))):  # Pillow warns of the second, and a warning is an error here
+        read = read_image(saved(picture(20, 12).quantize(200), path, transparency=transparency), "--image")
+        assert len(left_out(read)) == 1 and read.mode == "RGB"
+        assert (read.info.get("transparency") is not None) == (transparency == 0)
 
 
 HEIC = b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic"
@@ -125,20 +117,17 @@ def test_greyscale_one_bit_palette_and_cmyk_become_rgb(tmp_path: Path) -> None:
     assert same(read_image(saved(cmyk, tmp_path / "c.tiff"), "--image"), cmyk.convert("RGB"))
 
 
-def test_a_palette_with_transparency_gives_no_warning(tmp_path: Path) -> None:
-    palette = picture(20, 12).quantize(200)
-    path = saved(palette, tmp_path / "p.png", transparency=bytes(range(200)))
-    assert read_image(path, "--image").mode == "RGB"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", ["png", "webp", "gif"])
-def test_of_an_animation_the_first_frame_is_taken(suffix: str, tmp_path: Path) -> None:
-    first, second = picture(20, 12).quantize(64).convert("RGB"), picture(20, 12, 1).quantize(64)
+@pytest.mark.parametrize("suffix", ["png", "webp", "gif", "tiff"])
+@pytest.mark.parametrize("count", [0, 1])
+def test_of_an_animation_the_first_frame_is_taken_and_it_is_told(
+    suffix: str, count: int, tmp_path: Path
+) -> None:
+    first, second = (picture(20, 12, seed).quantize(64).convert("RGB") for seed in range(2))
     options = {"lossless": True} if suffix == "webp" else {}
-    path = tmp_path / f"animated.{suffix}"
-    saved(first, path, save_all=True, append_images=[second.convert("RGB")], duration=80, **options)
-    assert same(read_image(path, "--image"), first)
+    more = {"save_all": True, "append_images": [second], "duration": 80} if count else {}
+    read = read_image(saved(first, tmp_path / f"animated.{suffix}", **more, **options), "--image")
+    assert same(read, first) and len(left_out(read)) == count
 
 
 def test_an_image_in_memory_is_treated_alike() -> None:
@@ -148,19 +137,15 @@ def test_an_image_in_memory_is_treated_alike() -> None:
     assert image.size == (20, 12)
 
 
-@pytest.mark.parametrize("suffix", ["png", "tiff"])
-def test_greyscale_of_16_bits_is_refused(suffix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "mode", "dtype"),
+    [("png", "I;16", "uint16"), ("tiff", "I;16", "uint16"), ("tiff", "I", "int32"), ("tiff", "F", "float32")],
+)
+def test_deep_greyscale_is_refused(suffix: str, mode: str, dtype: str, tmp_path: Path) -> None:
     """Pillow clips it at 255: nearly all white."""
-    deep = np.random.default_rng(0).integers(0, 65536, (12, 20), np.uint16)
-    path = saved(Image.fromarray(deep), tmp_path / f"deep.{suffix}")
-    check_refused(path, "unsupported", found="(I;16", remedy="8 bits")
-
-
-@pytest.mark.parametrize(("mode", "dtype"), [("I", np.int32), ("F", np.float32)])
-def test_greyscale_of_32_bits_is_refused(mode: str, dtype: type, tmp_path: Path) -> None:
-    deep = np.random.default_rng(0).integers(0, 65536, (12, 20)).astype(dtype)
-    for image in (saved(Image.fromarray(deep), tmp_path / "deep.tiff"), Image.fromarray(deep)):
-        check_refused(image, "unsupported", found=f"({mode})", remedy="8 bits")
+    deep = Image.fromarray(np.random.default_rng(0).integers(0, 65536, (12, 20)).astype(dtype))
+    for image in (saved(deep, tmp_path / f"deep.{suffix}"), deep):
+        check_refused(image, "unsupported", found=f"({mode}", remedy="8 bits")
 
 
 def test_colour_of_16_bits_keeps_the_upper_8(tmp_path: Path) -> None:
@@ -205,18 +190,15 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("not a picture\n")
     check_refused(tmp_path / "empty.png", "unreadable", found="empty")
     check_refused(tmp_path / "text.png", "wrong_kind")
+    # Pillow hands PostScript to Ghostscript: no program is started.
+    (tmp_path / "page.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 12\nshowpage\n")
+    check_refused(tmp_path / "page.png", "wrong_kind")
     check_refused(tmp_path, "wrong_kind", found="a folder")
     check_refused(tmp_path / "missing.png", "missing_file")
     check_refused(str(tmp_path / "text.png" / "below.png"), "missing_file")
     check_refused(tmp_path / ("a" * 300), "unreadable", found=os.strerror(errno.ENAMETOOLONG))
     check_refused("/dev/null", "unreadable", found="neither")
     check_refused(Image.new("RGB", (0, 5)), "damaged", found="0x5")
-
-
-def test_a_program_is_not_started(tmp_path: Path) -> None:
-    """Pillow hands PostScript to Ghostscript."""
-    (tmp_path / "page.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 12\nshowpage\n")
-    check_refused(tmp_path / "page.png", "wrong_kind")
 
 
 def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,3 +237,107 @@ def test_the_transparent_colour_of_an_image_in_memory_is_told_of() -> None:
         read_image(image, "image", pieces.append)
         told.append(b"".join(pieces))
     assert len(set(told)) == 3 and all(other.startswith(told[0]) for other in told)
+
+
+# --- arrays ---
+
+
+PIXELS = np.arange(6 * 5 * 3, dtype=np.uint8).reshape(6, 5, 3)
+
+
+class Tensor:
+    """An array of another library."""
+
+    ndim = 3
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        return PIXELS
+
+
+def test_arrays_become_images() -> None:
+    media = Media(
+        image=PIXELS,
+        video=np.stack([PIXELS, PIXELS[::-1]]),
+        mask=[PIXELS],
+        reference_image=(PIXELS, "a.png"),  # type: ignore[arg-type]
+    )
+    made = without_arrays(media)
+    image = Image.fromarray(PIXELS)
+    assert (made.image, made.mask, made.reference_image) == (image, [image], (image, "a.png"))
+    assert made.video == [image, Image.fromarray(PIXELS[::-1])]
+    assert without_arrays(Media(image=Tensor())).image == image  # type: ignore[arg-type]
+    assert image.size == (5, 6)
+
+
+def test_media_without_arrays_are_the_same() -> None:
+    media = Media(image="a.png", reference_image=(Image.new("RGB", (4, 4)),))
+    assert without_arrays(media) is media
+
+
+@pytest.mark.parametrize(
+    "array", [PIXELS.astype(np.float32), PIXELS[..., :2], PIXELS[0], np.transpose(PIXELS, (2, 0, 1))]
+)
+def test_another_array_is_refused(array: np.ndarray) -> None:
+    with pytest.raises(UsageError) as raised:
+        without_arrays(Media(image=array))
+    assert raised.value.fields == ("image",)
+    assert raised.value.found == f"{array.dtype} {array.shape}"
+
+
+# --- urls ---
+
+
+@pytest.mark.parametrize("url", ["https://example.com/a.png", "s3://bucket/a.png", "data:image/png;base64,"])
+def test_an_address_is_shown_as_it_is_given(url: str) -> None:
+    error = url_error(url, "image")
+    assert error is not None and url in error.what
+    with pytest.raises(UsageError) as raised:
+        read_request([("prompt", "a fox"), ("image", url)], Line)
+    assert url in raised.value.what and raised.value.fields == ("image",)
+
+
+@pytest.mark.parametrize("source", ["a.png", "C:/a.png", Path("https://x"), 5, "data:1.png", "http:.png"])
+def test_what_is_no_address(source: object) -> None:
+    assert url_error(source, "image") is None
+
+
+# --- pillow ---
+
+
+BLACK, WHITE, GREY = (0, 0, 0), (255, 255, 255), (90, 160, 90)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "rest", "expected"),
+    [
+        ((*WHITE, 255), (*BLACK, 0), (255, 0)),  # painted in white on a transparent layer
+        ((*WHITE, 0), (*BLACK, 255), (255, 0)),  # a black picture with a hole
+        ((*BLACK, 0), (*GREY, 255), (255, 0)),  # a photo of which a part was erased
+        ((*WHITE, 255), (*BLACK, 255), (255, 0)),  # no transparency: the colours count
+        ((*BLACK, 0), (*WHITE, 0), (0, 0)),  # no paint on this frame's layer
+    ],
+)
+def test_a_mask_that_is_drawn_as_transparency(
+    drawn: tuple[int, ...], rest: tuple[int, ...], expected: tuple[int, int]
+) -> None:
+    image = Image.new("RGBA", (6, 4), rest)
+    image.paste(drawn, (0, 0, 2, 2))
+    found = mask(image, "--mask")
+    assert found.mode == "RGB" and found.getpixel((0, 0)) == (expected[0],) * 3
+    assert found.getpixel((5, 3)) == (expected[1],) * 3
+    assert same(mask(image.convert("RGB"), "--mask"), image.convert("RGB"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("colour", [None, (1, 2, 3), b"\x01\x00", 7])
+def test_a_frame_is_passed_on(colour: object) -> None:
+    image, stream = picture(1500, 1100), io.BytesIO()
+    assert 3 * image.width * image.height > STRIP_BYTES
+    if colour is not None:
+        image.info["transparency"] = colour
+    write_ppm(image, stream)
+    stream.seek(0)
+    assert stream.readline() == b"P6\n"
+    read = read_ppm(stream, "--video")
+    assert read is not None and same(read, image) and read.info.get("transparency") == colour
+    assert stream.read() == b""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
+import struct
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,12 +18,16 @@ import numpy as np
 import pytest
 
 from helpers.pictures import pixels
+from helpers.started import Started
 from wanrun.errors import UsageError
 from wanrun.media import ffmpeg
 from wanrun.media import live_video as module
-from wanrun.media.boxes import mime_type
+from wanrun.media.boxes import fragment, mime_type
 from wanrun.media.live_video import live_file, live_video, write_all
 from wanrun.media.write_video import read_metadata
+
+# --- live video ---
+
 
 SIZE, FPS = (48, 32), 23.976
 LENGTHS = (1, 4, 3)
@@ -100,34 +106,28 @@ def test_a_file_has_the_same_bytes_and_the_metadata(written: Written, tmp_path: 
         sink(b"")
 
 
-def test_a_reader_that_has_gone_ends_the_video() -> None:
+def test_a_reader_that_has_gone_ends_the_video(started: Started) -> None:
     reading, writing = os.pipe()
     with pytest.raises(BrokenPipeError), live_video(partial(write_all, writing), SIZE, FPS, {}) as video:
-        process = video._encoder._ffmpeg.process
         for chunk in chunks():
             video.write(chunk)
             assert os.read(reading, 8)[4:] == b"ftyp"
             os.close(reading)
     os.close(writing)
-    assert process.returncode == -signal.SIGKILL
+    assert started[0].returncode == -signal.SIGKILL
 
 
-def test_an_encoder_that_ends_is_an_error() -> None:
-    with (
-        pytest.raises(UsageError, match=r"encoded.*Killed"),
-        live_video(id, SIZE, FPS, {}) as video,
-    ):
-        video._encoder._ffmpeg.process.kill()
+@pytest.mark.parametrize(
+    ("number", "why"), [(signal.SIGKILL, "encoded.*Killed"), (signal.SIGSTOP, "nothing for")]
+)
+def test_an_encoder_that_ends_or_hangs_is_an_error(
+    number: signal.Signals, why: str, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ffmpeg, "STALLED_SECONDS", 0.1 if number == signal.SIGSTOP else 60)
+    with pytest.raises(UsageError, match=why), live_video(id, SIZE, FPS, {}) as video:
+        started[0].send_signal(number)
         video.write(chunks()[0])
-
-
-def test_an_encoder_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ffmpeg, "STALLED_SECONDS", 0.1)
-    with pytest.raises(UsageError, match="nothing for"), live_video(id, SIZE, FPS, {}) as video:
-        process = video._encoder._ffmpeg.process
-        process.send_signal(signal.SIGSTOP)
-        video.write(chunks()[0])
-    assert process.returncode == -signal.SIGKILL
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def test_the_first_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,21 +154,30 @@ from pathlib import Path
 from wanrun.media.live_video import live_file, live_video
 
 with live_file(Path(sys.argv[1])) as sink, live_video(sink, (32, 32), 16, {}) as video:
-    print(video._encoder._ffmpeg.process.pid, flush=True)
     for value in range(3):
         video.write(np.full((2, 32, 32, 3), value * 80, np.uint8))
+    print(Path("/proc/thread-self/children").read_text(), flush=True)
     os.kill(os.getpid(), 9)
 """
 
 
-def test_a_process_that_is_killed_leaves_all_chunks(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_leaves_all_chunks_and_no_encoder(tmp_path: Path) -> None:
     path = tmp_path / "live.mp4"
     ended = subprocess.run([sys.executable, "-c", KILLED, path], capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert len(listed(path.read_bytes())) == 1 + 3 * 2
-    told = Path(f"/proc/{int(ended.stdout)}/cmdline")  # empty once it has ended
-    for _ in range(100):
-        if not told.exists() or not told.read_bytes():
-            return
-        time.sleep(0.05)
-    raise AssertionError(told)
+    with contextlib.suppress(ProcessLookupError), os.fdopen(os.pidfd_open(int(ended.stdout))) as encoder:
+        assert select.select([encoder], [], [], 5)[0]
+
+
+# --- boxes ---
+
+
+def test_a_fragment_says_where_its_frames_are_and_when() -> None:
+    data = fragment(7, 2**33, [b"abc", b"de"])
+    moof, where = data.index(b"moof") - 4, data.index(b"trun") + 8
+    count, offset = struct.unpack_from(">Ii", data, where)
+    assert data[moof + offset :] == b"abcde" and count == 2
+    assert struct.unpack_from(">II", data, where + 12) == (3, 2)
+    assert struct.unpack_from(">Q", data, data.index(b"tfdt") + 8) == (2**33,)
+    assert struct.unpack_from(">I", data, data.index(b"mfhd") + 8) == (7,)

@@ -1,12 +1,9 @@
-"""Media become the programs' inputs: what each task takes, and what does not fit is refused by name."""
+"""Media become programs' inputs: what each task takes, in which windows; what does not fit is refused."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import os
-import tracemalloc
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +13,29 @@ from msgspec.structs import replace
 from PIL import Image
 
 from helpers.media_tasks import CLIP, FACE, FRAMES, HEIGHT, WIDTH, manifest_of, profile_of
-from helpers.pictures import picture, pictures, same, write_folder, write_video
+from helpers.pictures import picture, pictures, write_folder, write_video
 from helpers.refusals import check_refusal, refuses
 from wanbuild.variants.from_video import with_start
+from wanrun.artifact.model import Chunking
 from wanrun.artifact.programs import Profile
 from wanrun.errors import UsageError, WanError
-from wanrun.media import decoder, preparations
 from wanrun.media import prepare as wanrun_inputs
 from wanrun.media.facts import media_facts
-from wanrun.media.images import probe_image, read_image
 from wanrun.media.inputs import Inputs, Media
-from wanrun.media.prepare import load_media, probe_media
+from wanrun.media.prepare import load_media
 from wanrun.media.processors import clip_pixels, cropped, filled, greyscale, reference_canvas, resized
+from wanrun.media.windows import (
+    check_chunks,
+    check_segments,
+    last_chunks,
+    num_windows,
+    padded_frames,
+    reflected,
+    windows,
+)
+
+# --- prepare ---
+
 
 A, B = picture(90, 70, 1), picture(50, 80, 2)
 MOVING = pictures(FRAMES, WIDTH, HEIGHT)
@@ -44,86 +52,6 @@ def refused(variant: str, media: Media, profile: Profile | None = None) -> WanEr
     return caught.value
 
 
-# -- what is seen without decoding
-
-
-def _cut(file: Path, share: float = 0.5) -> None:
-    data = file.read_bytes()
-    file.write_bytes(data[: int(len(data) * share)])
-
-
-def _write(kind: str, file: Path) -> None:
-    """Writes a file that cannot be used."""
-    noise = picture(1300, 900, 3)
-    match kind:
-        case "text":
-            file.write_text("no picture")
-        case "cut PNG" | "cut JPEG":
-            noise.save(file, kind.split()[1])
-            _cut(file)
-        case "header alone":
-            file.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0")
-        case "bomb":
-            Image.new("1", (9000, 9000)).save(file, "PNG")
-        case "deep":
-            Image.new("I;16", (64, 48)).save(file, "PNG")
-        case "narrow":
-            Image.new("RGB", (1, 100_000)).save(file, "PNG")
-        case "cut mp4":  # its index is at its end
-            write_video(MOVING, file)
-            _cut(file, 0.9)
-        case "long mp4":
-            write_video([*MOVING, *MOVING], file)
-        case "other aspect":
-            write_video(pictures(FRAMES, 2 * WIDTH, HEIGHT), file)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("kind", "name", "early"),
-    [
-        *((kind, "image", True) for kind in ("text", "header alone", "bomb", "deep", "narrow")),
-        *((kind, "image", False) for kind in ("cut PNG", "cut JPEG")),
-        *((kind, "video", True) for kind in ("text", "cut mp4", "other aspect", "cut PNG")),
-        ("long mp4", "video", False),
-    ],
-)
-def test_what_a_probe_sees(
-    kind: str, name: str, early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever it refuses, reading refuses with the same line; damage after headers it does not see."""
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5_000_000)
-    variant, suffix = ("wan2.1-i2v", "png") if name == "image" else ("wan2.1-vace", "mp4")
-    file = tmp_path / f"{name}.{suffix}"
-    _write(kind, file)
-    media = Media(**{name: file})
-    said = refused(variant, media)
-    if not early:
-        probe_media(manifest_of(variant), profile_of(), media)
-        return
-    with pytest.raises(UsageError) as caught:
-        probe_media(manifest_of(variant), profile_of(), media)
-    assert caught.value.parts == said.parts
-
-
-@pytest.mark.slow
-def test_a_probe_takes_what_can_be_used(tmp_path: Path) -> None:
-    """Also one pixel, an image that lies on its side, and images in memory; as many as are built for."""
-    tiny, turned, moving = tmp_path / "tiny.png", tmp_path / "turned.jpg", tmp_path / "moving.mp4"
-    Image.new("RGB", (1, 1)).save(tiny)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    picture(HEIGHT, WIDTH, 3).save(turned, exif=exif)
-    write_video(MOVING, moving)
-    probe_media(manifest_of("wan2.1-i2v"), profile_of(), Media(image=tiny))
-    assert probe_image(turned, "--image") == read_image(turned, "--image").size == (WIDTH, HEIGHT)
-    vace = manifest_of("wan2.1-vace")
-    probe_media(vace, profile_of(), Media(video=moving, mask=MOVING))
-    probe_media(vace, profile_of(2), Media(reference_image=(A, turned)))
-    with pytest.raises(UsageError):
-        probe_media(vace, profile_of(2), Media(reference_image=(A,)))
-
-
 # -- image to video
 
 
@@ -134,10 +62,6 @@ def test_first_and_last_image() -> None:
     np.testing.assert_array_equal(found["last_image"], resized(B, WIDTH, HEIGHT)[None])
     # The encoder sees the pictures as they are, not as the video's size stretches them.
     np.testing.assert_array_equal(found["pixels"], clip_pixels([A, B], CLIP))
-    assert found["pixels"].shape == (2, 30, 30, 3) and found["pixels"].dtype == np.float32
-
-
-def test_one_image() -> None:
     found = load("wan2.1-i2v", Media(image=A)).arrays
     assert found.keys() == {"image", "pixels"} and found["pixels"].shape == (1, 30, 30, 3)
     assert load("wan2.2-ti2v", Media(image=A)).arrays.keys() == {"image"}
@@ -384,118 +308,53 @@ def test_a_narrow_picture_is_refused() -> None:
         check_refusal(refused(variant, media), "out_of_range", what="image", found="1x", remedy="crop")
 
 
-# -- what changes meanwhile
+# --- windows ---
 
 
-def test_the_digest_is_of_what_was_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.png"
-    A.save(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-
-    def process(image: Image.Image, width: int, height: int) -> np.ndarray:
-        assert same(image, A)
-        B.save(path)
-        return resized(image, width, height)
-
-    monkeypatch.setattr(preparations, "resized", process)
-    assert load("wan2.2-ti2v", Media(image=path)).facts["image_sha256"] == digest
+@pytest.mark.parametrize("frames, found, nearest", [(12, "12", "1 13"), (14, "14", "13"), (22, "21", "13")])
+def test_a_given_video_ends_with_a_chunk(frames: int, found: str, nearest: str) -> None:
+    chunks = Chunking(first=1, each=3)
+    check_chunks(13, 21, chunks, 4, "it")
+    with pytest.raises(UsageError) as caught:
+        check_chunks(frames, 21, chunks, 4, "it")
+    assert str(caught.value.found).endswith(found)
+    assert re.findall("[0-9]+", str(caught.value.remedy)) == nearest.split()
+    assert re.findall("[0-9]+", str(caught.value.expected)) == ["1", "13"]
 
 
-def test_an_image_that_changes_while_it_is_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, others = write_folder(MOVING, tmp_path / "frames"), itertools.cycle((A, B))
-
-    decode = decoder.first_frame
-
-    def change(*arguments: Any) -> Image.Image:
-        image = decode(*arguments)
-        next(others).save(folder / "frame4.png")  # of another size: the clock may not have moved
-        return image
-
-    monkeypatch.setattr(decoder, "first_frame", change)
-    for variant, media in (
-        ("wan2.1-vace", Media(video=folder)),
-        ("wan2.2-ti2v", Media(image=folder / "frame4.png")),
-    ):
-        wrong = refused(variant, media)
-        check_refusal(wrong, "changed", what=folder / "frame4.png", remedy="run it again")
-        assert wrong.fields == (("video",) if media.video else ("image",))
+def test_of_a_video_to_continue_the_first_frame_and_the_last_chunks_are_kept() -> None:
+    assert last_chunks(range(10), 3, 2, "it") == ([0, *range(4, 10)], 10)
+    assert last_chunks(range(5), 3, 2, "it") == ([0, 2, 3, 4], 5)
+    assert last_chunks(range(3), 3, 2, "it") == ([0, 0, 1, 2], 3)
+    with pytest.raises(UsageError) as caught:
+        last_chunks(range(2), 3, 2, "it")
+    assert caught.value.found == 2 and "3" in str(caught.value.expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("change", [os.utime, os.remove])
-@pytest.mark.parametrize("suffix", ["mp4", "gif"])
-def test_a_video_that_changes_while_it_is_read_is_refused(
-    suffix: str, change: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_video(MOVING, tmp_path / f"video.{suffix}")
-    load("wan2.1-vace", Media(video=path))
-
-    def process(image: Image.Image, width: int, height: int) -> np.ndarray:
-        if path.exists():
-            change(path)
-        return resized(image, width, height)
-
-    monkeypatch.setattr(preparations, "resized", process)
-    wrong = refused("wan2.1-vace", Media(video=path))
-    check_refusal(wrong, "changed" if change is os.utime else "unreadable", what=path)
+@pytest.mark.parametrize("overlap", [1, 5])
+@pytest.mark.parametrize("length", [13, 17, 77])
+def test_segments_are_the_references(length: int, overlap: int) -> None:
+    """The formulas of WanAnimatePipeline.__call__; windows cover the padded video exactly."""
+    for frames in range(overlap + 1, 4 * length):
+        rest = (frames - overlap) % (length - overlap)
+        target = frames if rest == 0 else frames + (length - overlap) - rest
+        assert padded_frames(frames, length, overlap) == target
+        assert num_windows(frames, length, overlap) == target // (length - overlap)
+        check_segments(frames, length, overlap)
+        found = windows(target, length, overlap)
+        assert found[0].start == 0 and found[-1].stop == target
+        assert {(one.count, one.stop - one.start) for one in found} == {(len(found), length)}
+        assert all(one.stop - after.start == overlap for one, after in itertools.pairwise(found))
 
 
-@pytest.mark.slow
-def test_of_a_folder_the_frames_that_are_used_are_recorded(tmp_path: Path) -> None:
-    """17 of the face video, however many there are, and whatever lies behind them."""
-    folder = write_folder(pictures(17, 25, 31, 5), tmp_path / "faces")
-    facts = load("wan2.2-animate", animate(face_video=folder)).facts
-    (folder / "frame17.png").mkdir()
-    os.mkfifo(folder / "frame18.png")
-    assert load("wan2.2-animate", animate(face_video=folder)).facts == facts
-    A.resize((25, 31)).save(folder / "frame16.png")
-    assert load("wan2.2-animate", animate(face_video=folder)).facts != facts
+@pytest.mark.parametrize(("length", "overlap"), [(1, 1), (5, 5), (9, 5), (2, 1)])
+def test_segments_too_short_to_overlap_are_refused(length: int, overlap: int) -> None:
+    with refuses("out_of_range", what=length, expected=f"more than {2 * overlap} frames"):
+        check_segments(40, length, overlap)
 
 
-def test_pixels_in_memory_are_recorded_in_colour() -> None:
-    """As they are used: without what RGB does not hold."""
-    clear = A.convert("RGBA")
-    clear.putalpha(0)
-    turned = A.transpose(Image.Transpose.ROTATE_90)
-    turned.getexif()[0x0112] = 6
-    facts = [load("wan2.1-i2v", Media(image=image)).facts for image in (A, clear, turned, turned.copy())]
-    assert facts[0] == facts[1] == facts[2]
-
-
-@pytest.mark.slow
-def test_the_same_is_recorded_without_decoding(tmp_path: Path) -> None:
-    A.save(tmp_path / "a.png")
-    B.save(tmp_path / "b.png")
-    folder, film = write_folder(MOVING, tmp_path / "frames"), write_video(MOVING, tmp_path / "film.mp4")
-    media = Media(video=folder, mask=film, reference_image=(tmp_path / "a.png", str(tmp_path / "b.png")))
-    manifest, profile = manifest_of("wan2.1-vace"), profile_of(2)
-    facts = load_media(manifest, profile, media).facts
-    assert len(facts) == 6 and media_facts(manifest, profile, media) == facts
-    media = Media(image=tmp_path / "a.png", last_image=tmp_path / "b.png")
-    assert media_facts(manifest_of("wan2.2-i2v"), profile, media) == load("wan2.2-i2v", media).facts
-    assert media_facts(manifest_of("wan2.2-i2v"), profile, Media(image=A)) is None
-    assert media_facts(manifest_of("wan2.2-animate"), profile, animate()) is None
-    with refuses("missing_file", what=tmp_path / "c.png"):
-        media_facts(manifest_of("wan2.2-i2v"), profile, Media(image=tmp_path / "c.png"))
-
-
-def test_a_video_is_in_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wanrun_inputs, "_STEP_BYTES", 2**16)
-    media = animate(
-        pose_video=pictures(120, WIDTH, HEIGHT),
-        face_video=pictures(120, 25, 31),
-        mode="replace",
-        background_video=pictures(120, WIDTH, HEIGHT),
-        mask_video=pictures(2, WIDTH, HEIGHT),
-    )
-    tracemalloc.start()
-    try:
-        arrays = load("wan2.2-animate", media).arrays
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    held = sum(array.nbytes for array in arrays.values())
-    # A step, and less than a frame's size of what else there is; the smaller video twice would be 10 % more.
-    assert held < peak < 1.08 * held
+def test_reflection() -> None:
+    assert reflected(5, 10) == [0, 1, 2, 3, 4, 3, 2, 1, 0, 1]
+    assert reflected(2, 5) == [0, 1, 0, 1, 0]
+    assert reflected(7, 3) == [0, 1, 2]
+    assert reflected(1, 1) == [0]

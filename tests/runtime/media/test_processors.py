@@ -1,19 +1,39 @@
-"""Images as the programs take them, by values that a reader can check; parity holds them to the reference."""
+"""Images as programs take them, by values that a reader can check; parity holds them to the reference."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.pictures import TRANSPARENT, picture, with_transparent_colour
+from helpers.manifests import built_with, plain_manifest, plain_model
+from helpers.pictures import TRANSPARENT, picture, pictures, with_transparent_colour
 from helpers.refusals import refuses
+from wanrun.artifact.manifest import Manifest
 from wanrun.artifact.model import ImageProcessor
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.task import Input, Modes, Task, Windows
 from wanrun.errors import UsageError
 from wanrun.media.images import read_image
-from wanrun.media.processors import clip_pixels, filled, greyscale, reference_canvas, resized, scaled_size
+from wanrun.media.inputs import Inputs, Media
+from wanrun.media.preparations import PREPARATIONS, Canvas
+from wanrun.media.prepare import load_media
+from wanrun.media.processors import (
+    clip_pixels,
+    cropped,
+    filled,
+    greyscale,
+    reference_canvas,
+    resized,
+    scaled_size,
+)
+
+# --- processors ---
+
 
 RED = (200, 100, 50)
 MEAN, STD = (0.5, 0.25, 0.0), (0.5, 0.25, 1.0)
@@ -30,15 +50,6 @@ def plain(width: int, height: int) -> Image.Image:
     return Image.new("RGB", (width, height), RED)
 
 
-def where_red(canvas: np.ndarray) -> tuple[slice, slice]:
-    """The rectangle of a canvas that has the colour; nothing else may have it."""
-    red = (canvas == RED).all(-1)
-    rows, columns = np.flatnonzero(red.any(1)), np.flatnonzero(red.any(0))
-    found = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-    assert red[found].all() and red.sum() == red[found].size
-    return found
-
-
 def test_an_image_of_the_size_is_not_changed() -> None:
     image = picture(40, 24)
     assert np.array_equal(resized(image, 40, 24), np.asarray(image))
@@ -46,49 +57,38 @@ def test_an_image_of_the_size_is_not_changed() -> None:
     assert np.array_equal(greyscale(resized(image, 40, 24)), np.asarray(image.convert("L")))
 
 
-def test_resized_whatever_the_aspect_ratio() -> None:
+def test_one_colour_stays_so_whatever_the_aspect_ratio() -> None:
     found = resized(plain(90, 20), 16, 48)
     assert found.shape == (48, 16, 3) and found.dtype == np.uint8
     assert (found == RED).all()
-
-
-def test_greyscale_is_itu_r_601() -> None:
-    found = greyscale(resized(plain(9, 9), 4, 2))
-    assert found.shape == (2, 4)
-    assert (found == round(0.299 * 200 + 0.587 * 100 + 0.114 * 50)).all()
+    grey = greyscale(found)  # ITU-R 601
+    assert grey.shape == (48, 16)
+    assert (grey == round(0.299 * 200 + 0.587 * 100 + 0.114 * 50)).all()
 
 
 @pytest.mark.parametrize(
-    ("size", "place"),
+    ("made", "size", "place"),
     [
-        ((80, 20), (slice(10, 22), slice(0, 48))),  # 48x12, in the middle of 32 rows
-        ((20, 80), (slice(0, 32), slice(20, 28))),  # 8x32
-        ((24, 16), (slice(0, 32), slice(0, 48))),
+        (filled, (80, 20), (slice(10, 22), slice(0, 48))),  # 48x12, in the middle of 32 rows
+        (filled, (20, 80), (slice(0, 32), slice(20, 28))),  # 8x32
+        (filled, (24, 16), (slice(0, 32), slice(0, 48))),
+        (reference_canvas, (80, 40), (slice(4, 28), slice(0, 48))),  # 48x24
+        (reference_canvas, (87, 47), (slice(4, 28), slice(0, 48))),  # cut to multiples of 8 first
+        (reference_canvas, (16, 32), (slice(0, 32), slice(16, 32))),
     ],
 )
-def test_filled_is_centred_on_black(size: tuple[int, int], place: tuple[slice, slice]) -> None:
-    canvas = filled(plain(*size), 48, 32)
-    assert canvas.shape == (32, 48, 3)
-    assert where_red(canvas) == place
-    canvas[place] = 0
-    assert not canvas.any()
-
-
-@pytest.mark.parametrize(
-    ("size", "place"),
-    [
-        ((80, 40), (slice(4, 28), slice(0, 48))),  # 48x24
-        ((87, 47), (slice(4, 28), slice(0, 48))),  # cut to multiples of 8 first
-        ((16, 32), (slice(0, 32), slice(16, 32))),
-    ],
-)
-def test_a_reference_is_centred_on_white(size: tuple[int, int], place: tuple[slice, slice]) -> None:
-    canvas = reference_canvas(plain(*size), 48, 32)
-    assert canvas.shape == (32, 48, 3) and canvas.dtype == np.float32
-    red = np.broadcast_to(np.array(RED) / 127.5 - 1, canvas[place].shape)
-    np.testing.assert_allclose(canvas[place], red, atol=1e-6)
-    canvas[place] = 1
-    assert (canvas == 1).all()
+def test_what_fits_is_centred_on_black_or_white(
+    made: Any, size: tuple[int, int], place: tuple[slice, slice]
+) -> None:
+    canvas = made(plain(*size), 48, 32)
+    dtype, colour, background = {
+        filled: (np.uint8, np.array(RED), 0),
+        reference_canvas: (np.float32, np.array(RED) / 127.5 - 1, 1),
+    }[made]
+    assert canvas.shape == (32, 48, 3) and canvas.dtype == dtype
+    np.testing.assert_allclose(canvas[place], np.broadcast_to(colour, canvas[place].shape), atol=1e-6)
+    canvas[place] = background
+    assert (canvas == background).all()
 
 
 def test_bilinear_scaling_of_a_reference() -> None:
@@ -104,23 +104,15 @@ def test_clip_pixels_crop_the_centre() -> None:
     pixels = np.zeros((6, 12, 3), np.uint8)
     pixels[:, 3:9] = RED
     (found,) = clip_pixels([Image.fromarray(pixels)], clip(6, 6))
-    expected = (np.array(RED) / 255 - MEAN) / STD
     assert found.shape == (6, 6, 3) and found.dtype == np.float32
-    np.testing.assert_allclose(found, np.broadcast_to(expected, found.shape), rtol=1e-6)
+    np.testing.assert_allclose(found, np.full(found.shape, (np.array(RED) / 255 - MEAN) / STD), rtol=1e-6)
 
 
 def test_clip_pixels_pad_with_black_before_they_are_normalised() -> None:
     (found,) = clip_pixels([plain(10, 4)], clip(4, 7))
-    black, red = (
-        (np.array([0, 0, 0]) - MEAN) / STD,
-        (np.array(RED) / 255 - MEAN) / STD,
-    )
-    for rows, value in (
-        (found[:2], black),
-        (found[2:6], red),
-        (found[6:], black),
-    ):  # the larger half in front
-        np.testing.assert_allclose(rows, np.broadcast_to(value, rows.shape), atol=1e-6)
+    expected = np.zeros((7, 7, 3))
+    expected[2:6] = RED  # the larger half of the padding is in front
+    np.testing.assert_allclose(found, (expected / 255 - MEAN) / STD, atol=1e-6)
 
 
 def test_clip_pixels_scale_the_short_edge() -> None:
@@ -178,3 +170,113 @@ def test_what_is_too_narrow_or_small_is_refused() -> None:
 )
 def test_sizes_that_videos_are_scaled_to(size: tuple[int, int], expected: tuple[int, int]) -> None:
     assert scaled_size(*size, 96, 64, 16) == expected
+
+
+# --- preparations ---
+
+
+WIDTH, HEIGHT = 64, 48
+CANVAS = Canvas(WIDTH, HEIGHT, spatial=8, multiple=16, title="the picture")
+
+
+@pytest.mark.parametrize("name", PREPARATIONS)
+def test_shape_and_dtype_are_as_the_table_says(name: Any) -> None:
+    prepared = PREPARATIONS[name]
+    found = prepared.process(picture(2 * WIDTH, 2 * HEIGHT), CANVAS)
+    assert found.shape == prepared.shape(CANVAS) and found.dtype == prepared.dtype
+    assert prepared.empty(3, CANVAS).shape == (3, *found.shape)
+
+
+@pytest.mark.parametrize(("fit", "made"), [("stretch", resized), ("crop", cropped), ("pad", filled)])
+def test_what_each_computes_by_the_fit(fit: str, made: Any) -> None:
+    image, canvas = picture(90, 40), replace(CANVAS, fit=fit)
+    expected = made(image, WIDTH, HEIGHT)
+    for name, values in (
+        ("resize", expected),
+        ("greyscale", greyscale(expected)),
+        ("fit_on_black", filled(image, WIDTH, HEIGHT)),
+        ("fit_on_white", reference_canvas(image, WIDTH, HEIGHT)),
+    ):
+        np.testing.assert_array_equal(PREPARATIONS[name].process(image, canvas), values)  # type: ignore[index]
+
+
+def test_a_squeeze_that_is_seen() -> None:
+    """4:3 and wider ones are; 3:2 is not, at 832x480."""
+    canvas = Canvas(832, 480, spatial=8, multiple=16, title="the picture")
+    sizes = ((1500, 1000), (1600, 900), (1600, 1200), (4000, 800), (480, 832))
+    assert [canvas.squeezes(*size) for size in sizes] == [False, False, True, True, True]
+    assert not replace(canvas, fit="crop").squeezes(4000, 800)
+
+
+def test_the_aspect_ratio_is_kept_or_refused() -> None:
+    process = PREPARATIONS["resize_same_aspect"].process
+    large = picture(2 * WIDTH, 2 * HEIGHT)
+    np.testing.assert_array_equal(process(large, CANVAS), resized(large, WIDTH, HEIGHT))
+    with refuses("mismatch", what="the picture", expected=f"{WIDTH}x{HEIGHT}", found="200x100"):
+        process(picture(200, 100), CANVAS)
+
+
+def load(task: Task, media: Media, num_references: int = 0, num_frames: int = 5) -> Inputs:
+    manifest: Manifest = plain_manifest(model=plain_model(task=task))
+    profile = Profile(WIDTH, HEIGHT, num_frames, 1, True, 0, built_with(), num_references)
+    return load_media(manifest, profile, media)
+
+
+def test_a_model_that_no_variant_is() -> None:
+    """Other inputs under other names, in modes of their own: the record alone says it."""
+    task = Task(
+        name="new",
+        inputs={
+            "image": Input(kind="image", array="style", prepare="greyscale", size=24, default=7),
+            "last_image": Input(kind="image", array="end", prepare="fit_on_white", flag="has_end"),
+            "mask": Input(kind="video", array="depth", prepare="greyscale", mode="deep", required=True),
+            "reference_image": Input(kind="images", array="subjects", prepare="fit_on_black"),
+        },
+        modes=Modes(names=("flat", "deep"), array="how"),
+    )
+    plain = load(task, Media()).arrays
+    assert plain.keys() == {"style", "how"} and plain["how"] == 0
+    assert plain["style"].shape == (1, 24, 24) and (plain["style"] == 7).all()
+    media = Media(
+        image=picture(90, 70),
+        last_image=picture(30, 90),
+        mask=pictures(5, 40, 30),
+        reference_image=(picture(50, 50), picture(60, 20)),
+        mode="deep",
+    )
+    loaded = load(task, media, num_references=2)
+    arrays = loaded.arrays
+    assert {name: (array.shape, array.dtype.name) for name, array in arrays.items()} == {
+        "style": ((1, 24, 24), "uint8"),
+        "end": ((1, HEIGHT, WIDTH, 3), "float32"),
+        "has_end": ((), "int32"),
+        "depth": ((5, HEIGHT, WIDTH), "uint8"),
+        "subjects": ((2, HEIGHT, WIDTH, 3), "uint8"),
+        "how": ((), "int32"),
+    }
+    assert arrays["how"] == arrays["has_end"] == 1
+    assert loaded.facts["mode"] == "deep" and len(loaded.facts["reference_image_sha256"]) == 2
+    with refuses("missing_parameter", what="deep") as caught:
+        load(task, Media(mode="deep"))
+    assert caught.value.fields == ("mask", "mode")
+
+
+def test_windows_of_another_video() -> None:
+    """Any video may decide how long the others are, and a window may share any number of frames."""
+    task = Task(
+        name="new",
+        inputs={
+            "mask": Input(kind="video", array="depth", prepare="greyscale", default=9),
+            "video": Input(kind="video", array="motion", required=True),
+        },
+        windows=Windows(frames_of="video", overlaps=(2, 3), carried={"before": "end"}),
+    )
+    loaded = load(task, Media(video=pictures(9, 40, 30)), num_frames=7)
+    assert (loaded.num_frames, loaded.segment_overlap) == (9, 2)
+    assert loaded.arrays["motion"].shape == (12, HEIGHT, WIDTH, 3)
+    assert loaded.arrays["depth"].shape == (12, HEIGHT, WIDTH) and (loaded.arrays["depth"] == 9).all()
+    media = Media(video=pictures(9, 40, 30), mask=pictures(4, 40, 30), segment_overlap=3)
+    loaded = load(task, media, num_frames=7)
+    assert loaded.arrays["motion"].shape[:1] == loaded.arrays["depth"].shape[:1] == (11,)
+    with refuses("out_of_range", what="segment_overlap", expected="2 or 3", found=1):
+        load(task, Media(video=pictures(9, 40, 30), segment_overlap=1))

@@ -1,9 +1,14 @@
-"""Reading videos: every source gives the same frames, and what is damaged is refused in one line."""
+"""Reading videos: every source gives the same frames, within limits, or is refused in one line."""
 
 from __future__ import annotations
 
 import errno
+import io
+import os
+import shutil
 import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ from PIL import Image
 
 from helpers.pictures import (
     ffmpeg,
+    many_scans,
     picture,
     pictures,
     pixels,
@@ -22,12 +28,18 @@ from helpers.pictures import (
     write_video,
 )
 from helpers.refusals import refuses
+from helpers.started import Started
+from wanrun import CancelToken
 from wanrun.artifact.media import VideoSource
 from wanrun.codes import ErrorCode
-from wanrun.errors import WanError
+from wanrun.errors import CancelledError, WanError
 from wanrun.media import decoder
+from wanrun.media.decoder import read_ppm
 from wanrun.media.ffmpeg import run_ffmpeg
+from wanrun.media.images import read_image
 from wanrun.media.read_video import natural_key, read_video
+
+# --- read video ---
 
 
 def read(source: VideoSource, max_frames: int | None = None) -> list[Image.Image]:
@@ -56,15 +68,16 @@ def test_a_folder_and_a_list_give_the_same_frames(tmp_path: Path) -> None:
         assert len(found) == 12 and all(map(same, found, frames))
 
 
-def test_names_are_sorted_by_their_numbers() -> None:
-    names = ["b1", "a10", "a9", "a09", "a", "10", "9", "a9b2", "a9b10"]
-    expected = ["9", "10", "a", "a09", "a9", "a9b2", "a9b10", "a10", "b1"]
-    assert sorted(names, key=natural_key) == expected
-
-
-def test_digits_of_other_scripts_are_text() -> None:
-    names = ["frame1²10.png", "frame1²3.png", "a1", "٣", "²", "a٣"]
-    assert sorted(names, key=natural_key) == ["a1", "a٣", "frame1²3.png", "frame1²10.png", "²", "٣"]
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["9", "10", "a", "a09", "a9", "a9b2", "a9b10", "a10", "b1"],
+        ["a1", "a٣", "frame1²3.png", "frame1²10.png", "²", "٣"],  # digits of other scripts are text
+    ],
+)
+def test_names_are_sorted_by_their_numbers(names: list[str]) -> None:
+    given = sorted(names, reverse=True)
+    assert given != names and sorted(given, key=natural_key) == names
 
 
 @pytest.mark.slow
@@ -122,8 +135,8 @@ def test_a_mask_that_is_drawn_as_transparency(suffix: str, codec: tuple[str, ...
 
 def test_a_still_image_is_a_video_of_one_frame(tmp_path: Path) -> None:
     picture(40, 24).save(tmp_path / "still.png")
-    assert same(read(tmp_path / "still.png")[0], picture(40, 24))
-    assert len(read(tmp_path / "still.png")) == 1
+    (found,) = read(tmp_path / "still.png")
+    assert same(found, picture(40, 24))
 
 
 @pytest.mark.slow
@@ -147,17 +160,10 @@ def test_a_variable_rate_is_evened_out(tmp_path: Path) -> None:
     assert len(read(path)) > 7
 
 
-def test_ffmpeg_is_ended_with_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-    begin = subprocess.Popen.__init__
-
-    def record(self: subprocess.Popen[bytes], *arguments: Any, **options: Any) -> None:
-        begin(self, *arguments, **options)
-        started.append(self)
-
+def test_ffmpeg_is_ended_with_the_reader(tmp_path: Path, started: Started) -> None:
     frames = pictures(10, 320, 240)  # more than a pipe holds
     path = write_video(frames, tmp_path / "video.mkv", "-c:v", "libx264", "-preset", "ultrafast")
-    monkeypatch.setattr(subprocess.Popen, "__init__", record)
+    started.clear()
     reader = read_video(path, "--video")
     next(reader)
     pillow, process = started
@@ -263,3 +269,101 @@ def test_ffmpeg_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(decoder.tempfile, "TemporaryFile", full)
     with pytest.raises(OSError, match="No space left"):  # which ends a run with the exit code of a full disk
         read(path)
+
+
+# --- decoder ---
+
+
+def long_image(path: Path) -> Path:
+    """An image that takes minutes."""
+    path.write_bytes(many_scans(Image.new("RGB", (2000, 2000), (10, 200, 30)), 20_000))
+    return path
+
+
+def assert_ended(process: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+@pytest.mark.slow
+def test_an_image_that_takes_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
+    monkeypatch.setattr(decoder, "SECONDS", 1)
+    with refuses("out_of_range", what="long.jpg", expected="1 s "):
+        read_image(long_image(tmp_path / "long.jpg"), "--image")
+    assert_ended(started[0])
+
+
+@pytest.mark.slow
+def test_a_program_that_catches_the_signal_takes_too_long_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ffmpeg does."""
+    code = "import signal, sys\nsignal.signal(signal.SIGXCPU, lambda *_: sys.exit(255))\nwhile True: pass"
+    monkeypatch.setattr(decoder, "SECONDS", 1)
+    with decoder.decoder([sys.executable, "-c", code], "--video") as long:
+        assert long.line() == b""
+        with refuses("out_of_range", what="--video", expected="1 s "):
+            long.ended("--video")
+
+
+def test_a_token_ends_a_decoder(tmp_path: Path, started: Started) -> None:
+    token = CancelToken()
+    started.then = lambda _: threading.Timer(0.1, token.cancel).start()
+    with pytest.raises(CancelledError):
+        read_image(long_image(tmp_path / "long.jpg"), "--image", cancel=token)
+    assert_ended(started[0])
+    with pytest.raises(CancelledError):  # one that is cancelled already
+        list(read_video(tmp_path / "long.jpg", "--video", cancel=token))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["gif", "mp4"])
+def test_a_file_that_takes_much_memory_is_refused(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"large.{suffix}"
+    if suffix == "gif":
+        Image.new("L", (5000, 5000)).save(path)
+    else:
+        ffmpeg("-f", "lavfi", "-i", "color=s=2560x1440", "-frames:v", "3", "-preset", "ultrafast", path)
+    monkeypatch.setattr(decoder, "BYTES", 60 * 2**20)
+    monkeypatch.setattr(decoder, "PIXEL_BYTES", 0)
+    with refuses("out_of_memory", what=path, expected="60 MB"):
+        list(read_video(path, "--video"))
+
+
+def test_a_decoder_that_is_killed_says_how(tmp_path: Path, started: Started) -> None:
+    """As for want of memory of the whole machine."""
+    path = long_image(tmp_path / "long.jpg")
+    started.then = subprocess.Popen.kill
+    with refuses("unreadable", what=path, found="signal 9"):
+        read_image(path, "--image")
+
+
+def test_a_frame_is_not_read_that_is_above_the_limit_or_cut_off() -> None:
+    """Whatever ffmpeg makes of its own limit."""
+    with refuses("too_large", what="--video"):
+        read_ppm(io.BytesIO(b"12000 9000\n255\n"), "--video")
+    assert read_ppm(io.BytesIO(b"2 2\n255\n" + bytes(11)), "--video") is None
+
+
+@pytest.mark.slow
+def test_a_package_that_only_this_process_finds_decodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    monkeypatch.setattr(sys, "executable", "")
+    with refuses("not_installed", what="sys.executable"):
+        read_image(tmp_path / "a.png", "--image")
+    shutil.copytree(Path(decoder.wanrun.__file__).parent, tmp_path / "elsewhere" / "wanrun")
+    code = f"""
+import sys
+sys.path = [p for p in sys.path if "runtime" not in p]
+sys.path.insert(0, {str(tmp_path / "elsewhere")!r})
+from wanrun.media.images import read_image
+assert "elsewhere" in read_image.__code__.co_filename
+print(read_image({str(tmp_path / "a.png")!r}, "--image").size)
+"""
+    monkeypatch.undo()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "(4, 4)\n"
