@@ -1,203 +1,32 @@
-"""``wanbuild inspect`` and recipes."""
+"""``wanbuild compile``: its options are passed on, and what is not given is the model's."""
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 
-from helpers.manifests import plain_manifest, plain_parameter, plain_target, program_set, with_model
-from wanbuild import build as build_module
+from helpers.manifests import with_model
+from wanbuild import build
 from wanbuild import cli as commands
-from wanbuild import recipe
 from wanbuild.build import convert
 from wanbuild.build_options import BuildOptions, CompileRequest
-from wanbuild.check.inspect import summary, table
-from wanbuild.conversion.convert_request import ConvertRequest, convert_request
-from wanbuild.hub.repository import is_hub_id
+from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.programs.compile import shapes
+from wanbuild.recipe import read_recipe
 from wanbuild.toy.toy_checkpoint import write_toy
 from wanbuild.variants.table import variants
 from wancli.console import run
-from wanrun.artifact.manifest import NEEDED, Component, read_manifest
-from wanrun.errors import UsageError
+from wanrun.artifact.manifest import read_manifest
 from wanrun.rows import record_of
-
-REPOSITORY = Path(__file__).parents[2]
-TO_DEFAULTS = 'source = "s"\nartifact = "a"\n[convert.defaults]\n'
-
-
-def test_inspect(toy_artifact: Path) -> None:
-    runner = CliRunner()
-    text = runner.invoke(commands.wanbuild, ["inspect", "--artifact", str(toy_artifact)])
-    assert text.exit_code == 0
-    for part in ("wan2.1-t2v", "96x64x9-b1-cfg", "transformer", "text_encoder", "vae", "denoise_step"):
-        assert part in text.output
-    data = json.loads(
-        runner.invoke(commands.wanbuild, ["inspect", "--artifact", str(toy_artifact), "--json"]).output
-    )
-    manifest = read_manifest(toy_artifact)
-    assert data["content_digest"] == manifest.content_digest
-    assert data["components"]["transformer"]["bytes"] == manifest.components["transformer"].nbytes
-    path = "blocks/attn1/to_q/weight"
-    assert data["components"]["transformer"]["shapes"][path] == ["float32", [3, 40, 40]]
-    assert data["components"]["transformer"]["axes"][path] == ["layers", "rotary_heads", "embed"]
-
-
-def test_inspect_shows_a_mesh() -> None:
-    """Its axes in the order of the devices, what they cut, and what one device holds of each component."""
-    parameter = msgspec.structs.replace(plain_parameter((8, 6), "float32"), axes=("heads", "embed"))
-    components = dict.fromkeys(NEEDED, Component("weights/c", {"w": parameter}))
-    rules = {"heads": ("tensor",), "embed": ("fsdp",)}
-    lines = []
-    for mesh in ({}, {"context": 2, "data": 2}, {"data": 2, "tensor": 4}):
-        programs = msgspec.structs.replace(program_set({}), mesh=mesh, rules=rules if mesh else {})
-        target = plain_target(program_set=programs.key)
-        manifest = plain_manifest(
-            components=components,
-            program_sets={programs.key: programs},
-            targets={"cpu": target},
-            source={"repository": "r", "files": {}},
-        )
-        said = summary(manifest)["targets"]["cpu"]
-        nbytes = 192 // mesh.get("tensor", 1)
-        expected = {"mesh": mesh, "rules": {k: list(v) for k, v in rules.items()}} if mesh else {}
-        assert {key: said[key] for key in ("mesh", "rules") if key in said} == expected
-        assert said.get("bytes_per_device") == (dict.fromkeys(NEEDED, nbytes) if mesh else None)
-        lines.append([line for line in table(manifest) if line.startswith("  ")])
-    assert lines[0] == [] and [re.findall(r"[a-z_]+[= ]\d+|: \d+", " ".join(one)) for one in lines[1:]] == [
-        [
-            "data=2",
-            axis,
-            f": {devices}",
-            *(f"{name} {nbytes}" for name in ("text_encoder", "transformer", "vae")),
-        ]
-        for axis, devices, nbytes in (("context=2", 4, 192), ("tensor=4", 8, 48))
-    ]
-    assert "heads" not in " ".join(lines[1]) and "heads over tensor" in " ".join(lines[2])
-
-
-@pytest.mark.parametrize(
-    "path", sorted((REPOSITORY / "artifacts").glob("*.toml")), ids=lambda path: path.stem
-)
-def test_the_recipes_are_read(path: Path) -> None:
-    plan = recipe.read_recipe(path)
-    assert plan.source == str(path.parent / "checkpoint") or is_hub_id(plan.source)
-    (row,) = [row for name, row in variants().items() if path.stem.startswith(f"{name}-")]
-    assert set(plan.compile["sizes"]) <= set(row.sizes)
-    assert plan.compile["frames"] == [row.num_frames]
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ('artifact = "a"', "source is missing"),
-        ('source = "a"', "missing required field `artifact`"),
-        ('source = "s"\nartifact = "a"\n[convert]\nspeed = 1', "unknown field `speed` - at `$.convert`"),
-        (
-            'source = "s"\nartifact = "a"\n[compile]\nframes = 81',
-            "got `int` - at `$.compile.frames`",
-        ),
-        ('source = "s"\nartifact = "a"\n[compile]\nguidance = [1]', "`$.compile.guidance[0]`"),
-        ('source = "s"\nartifact = "a"\n[compile]\nsizes = ["big"]', "compile.sizes"),
-        (
-            'source = "s"\nartifact = "a"\n[convert]\nweights_dtype = "int3"',
-            "weights_dtype cannot be",
-        ),
-        (
-            'source = "s"\nartifact = "a"\n[compile]\nscheduler_dtype = "float16"',
-            "compile.scheduler_dtype cannot be",
-        ),
-        (
-            'source = "s"\nartifact = "a"\n[compile]\nloop = "scans"',
-            "expected both or step or scan",
-        ),
-        ('source = "s"\nartifact = "a"\n[compile]\nloop = ["scan"]', "`$.compile.loop`"),
-        ('source = "s"\nartifact = "a"\n[compile]\nmax_steps = 0', "`int` >= 1 - at `$.compile.max_steps`"),
-        ('source = "s"\nartifact = "a"\ncompile = 3', "`$.compile`"),
-        (TO_DEFAULTS + "speed = 1", "unknown field `speed` - at `$.convert.defaults`"),
-        (TO_DEFAULTS + "steps = 4.0", "`int | null`, got `float` - at `$.convert.defaults.steps`"),
-        (TO_DEFAULTS + "steps = true", "`$.convert.defaults.steps`"),
-        (TO_DEFAULTS + 'fps = "16"', "`$.convert.defaults.fps`"),
-        (TO_DEFAULTS + "timesteps = 1000", "`$.convert.defaults.timesteps`"),
-        (TO_DEFAULTS + "timesteps = [1, false]", "`$.convert.defaults.timesteps[1]`"),
-        (TO_DEFAULTS + "timesteps = []", "length >= 1 - at `$.convert.defaults.timesteps`"),
-        ('source = "s"\nartifact = "a"\n[convert]\ndefaults = 3', "`$.convert.defaults`"),
-        ("source = ", "cannot be read"),
-    ],
-)
-def test_a_recipe_that_is_not_understood(tmp_path: Path, text: str, part: str) -> None:
-    path = tmp_path / "recipe.toml"
-    path.write_text(text)
-    with pytest.raises(UsageError) as caught:
-        recipe.read_recipe(path)
-    assert part in str(caught.value)
-
-
-def test_build_passes_a_recipe_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wanbuild.check import verify
-
-    calls: list[object] = []
-    monkeypatch.setattr(build_module, "convert_aloud", lambda request, *_: calls.append(("convert", request)))
-    monkeypatch.setattr(build_module, "compile_artifact", lambda *a: calls.append(("compile", *a[:1])))
-    monkeypatch.setattr(verify, "record", lambda artifact, report: calls.append(("record", artifact)))
-    monkeypatch.setattr(build_module, "mark_built", lambda artifact, digest: None)
-    path = tmp_path / "recipe.toml"
-    path.write_text('source = "s"\nartifact = "a"\n[compile]\nframes = [81, 5]\nsizes = ["64*32"]\n')
-    assert CliRunner().invoke(commands.wanbuild, ["build", str(path)]).exit_code == 0
-    artifact = tmp_path / "a"
-    assert calls == [
-        ("convert", convert_request(str(tmp_path / "s"), artifact, {"force": False})),
-        ("compile", CompileRequest(artifact, frames=[81, 5], sizes=[(64, 32)])),
-        ("record", artifact),
-    ]
-    path.write_text('source = "s"\nartifact = "a"\n[compile]\ntargets = ["h100", "v6e-8-w8a8"]\n')
-    assert CliRunner().invoke(commands.wanbuild, ["build", str(path)]).exit_code == 0
-    request = CompileRequest(artifact, ["h100", "v6e-8-w8a8"])
-    assert calls[-1] == ("compile", request)  # nothing runs here
-
-
-@pytest.mark.slow
-def test_a_recipe_is_built_again_if_something_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from wanbuild.check import verify
-
-    recorded: list[Path] = []
-    monkeypatch.setattr(build_module, "compile_artifact", lambda request, report: None)
-    monkeypatch.setattr(verify, "record", lambda artifact, report: recorded.append(artifact))
-    write_toy(tmp_path / "toy")
-    path = tmp_path / "recipe.toml"
-    path.write_text('source = "toy"\nartifact = "a"\n')
-    build = ["build", str(path), "--if-changed"]
-
-    def built() -> bool:
-        before = len(recorded)
-        assert run(commands.wanbuild, build) == 0
-        return len(recorded) > before
-
-    assert built() and not built()
-    assert capsys.readouterr().out.endswith(f"a is built as {path} says, and nothing has changed\n")
-    config = tmp_path / "toy" / "transformer" / "config.json"
-    config.write_text(config.read_text() + "\n")
-    assert built() and not built()
-    path.write_text('source = "toy"\nartifact = "a"\n[convert]\nweights_dtype = "float32"\n')
-    assert built() and not built()
-    assert read_manifest(tmp_path / "a").dtypes["transformer"].weights == "float32"
-    monkeypatch.setattr(recipe, "__version__", "0.0.0")
-    assert built() and not built()
-    assert run(commands.wanbuild, ["build", str(path)]) == 2  # it exists, as without the option
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[CompileRequest]:
     """What ``wanbuild compile`` asks for, in place of compiling it."""
     requests: list[CompileRequest] = []
-    monkeypatch.setattr(build_module, "compile_artifact", lambda request, report: requests.append(request))
+    monkeypatch.setattr(build, "compile_artifact", lambda request, report: requests.append(request))
     return requests
 
 
@@ -280,41 +109,31 @@ def test_guidance_and_reference_images_are_passed_on(
 
     path = tmp_path / "recipe.toml"
     path.write_text('source = "s"\nartifact = "a"\n[compile]\nnum_references = 3\nvae_encode_chunk = 2\n')
-    read = recipe.read_recipe(path).compile
+    read = read_recipe(path).compile
     commands._compile(record_of(CompileRequest, {"artifact": toy_artifact, **read}))
     assert (compiled[-1].num_references, compiled[-1].options.vae_encode_chunk) == (3, 2)
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "part"),
+    ("command", "option", "value", "parts"),
     [
-        ("--vae-encode-chunk", "0", "0 is not in the range"),
-        ("--reference-images", "-1", "-1 is not in the range"),
-        ("--scheduler-dtype", "float16", "'bfloat16', 'float32'"),
-        ("--loop", "scans", "'both', 'step', 'scan'"),
-        ("--max-steps", "0", "0 is not in the range"),
-        ("--max-steps", "100000", "out of range"),
+        ("compile", "--reference-images", "-1", ["-1 is not in the range"]),
+        ("compile", "--scheduler-dtype", "float16", ["'bfloat16', 'float32'"]),
+        ("compile", "--loop", "scans", ["'both', 'step', 'scan'"]),
+        ("compile", "--max-steps", "0", ["0 is not in the range"]),
+        ("compile", "--max-steps", "100000", ["out of range"]),
+        ("toy", "--variant", "wan2.1", [f"'{variant}'" for variant in variants()]),
     ],
 )
-def test_build_options_that_do_not_exist(
-    toy_artifact: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, part: str
+def test_values_that_options_do_not_take(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    option: str,
+    value: str,
+    parts: list[str],
 ) -> None:
-    assert run(commands.wanbuild, ["compile", "--artifact", str(toy_artifact), option, value]) == 2
+    assert run(commands.wanbuild, [command, str(tmp_path / "a"), option, value]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and option in line and part in line
-
-
-def test_a_toy_of_an_unknown_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(commands.wanbuild, ["toy", str(tmp_path / "toy"), "--variant", "wan2.1"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert all(f"'{variant}'" in line for variant in variants()) and "wan2.1" in line
+    assert line.startswith("error: ") and option in line and all(part in line for part in parts)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_inspect_shows_both_guidance_scales(tmp_path: Path) -> None:
-    write_toy(tmp_path / "toy", "wan2.2-t2v")
-    convert(ConvertRequest(tmp_path / "toy", tmp_path / "artifact"))
-    text = CliRunner().invoke(commands.wanbuild, ["inspect", "--artifact", str(tmp_path / "artifact")]).output
-    (line,) = (line for line in text.splitlines() if "0.875" in line)
-    assert "guidance 4 " in line and " 3 below" in line and "transformer_2" in text

@@ -1,4 +1,4 @@
-"""Bad recipes: each is one line, before anything is read, converted or built."""
+"""Recipes: what they may say, what they pass on, and what is built again."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from helpers.damage import one_error
 from wanbuild import build as build_module
+from wanbuild import recipe as recipes
+from wanbuild.build_options import CompileRequest
+from wanbuild.check import verify
 from wanbuild.cli import wanbuild
+from wanbuild.conversion.convert_request import convert_request
+from wanbuild.hub.repository import is_hub_id
 from wanbuild.recipe import fingerprint, read_recipe
+from wanbuild.toy.toy_checkpoint import write_toy
+from wanbuild.variants.table import variants
 from wancli.console import run
+from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import UsageError
 
+REPOSITORY = Path(__file__).parents[2]
 LONG = "x" * 5000
 PLACES = 'source = "checkpoint"\nartifact = "artifact"\n'
 
@@ -21,6 +31,9 @@ UNREADABLE = {
     "nested": (f"x = {'[' * 3000}{']' * 3000}", "cannot be read: maximum recursion depth"),
     "5000 digits": (f"compile.frames = [{'9' * 5000}]", "cannot be read: Exceeds the limit"),
     "NUL": ("\0", "cannot be read: Invalid statement"),
+    "cut off": ("source = ", "cannot be read"),
+    "no source": ('artifact = "a"', "source is missing"),
+    "no artifact": ('source = "a"', "missing required field `artifact`"),
     "surrogate": ('source = "\\ud800"', "cannot be read: Escaped character"),
 }
 
@@ -36,6 +49,24 @@ VALUES = {
     'convert.lora = ["a\\u0000b"]': "$.convert.lora",
     'convert.vae = "a\\u0000b"': "$.convert.vae",
     'compile.targets = ["a\\u0000"]': "$.compile.targets",
+    "convert.speed = 1": "unknown field `speed` - at `$.convert`",
+    "compile.frames = 81": "got `int` - at `$.compile.frames`",
+    "compile.guidance = [1]": "$.compile.guidance[0]",
+    'compile.sizes = ["big"]': "compile.sizes",
+    'convert.weights_dtype = "int3"': "weights_dtype cannot be",
+    'compile.scheduler_dtype = "float16"': "compile.scheduler_dtype cannot be",
+    'compile.loop = "scans"': "expected both or step or scan",
+    'compile.loop = ["scan"]': "$.compile.loop",
+    "compile.max_steps = 0": "`int` >= 1 - at `$.compile.max_steps`",
+    "compile = 3": "$.compile",
+    "convert.defaults.speed = 1": "unknown field `speed` - at `$.convert.defaults`",
+    "convert.defaults.steps = 4.0": "`int | null`, got `float` - at `$.convert.defaults.steps`",
+    "convert.defaults.steps = true": "$.convert.defaults.steps",
+    'convert.defaults.fps = "16"': "$.convert.defaults.fps",
+    "convert.defaults.timesteps = 1000": "$.convert.defaults.timesteps",
+    "convert.defaults.timesteps = [1, false]": "$.convert.defaults.timesteps[1]",
+    "convert.defaults.timesteps = []": "length >= 1 - at `$.convert.defaults.timesteps`",
+    "convert.defaults = 3": "$.convert.defaults",
     f'convert.lora = ["{LONG}:0.5"]': "lora names no path; found File name too long",
     f'convert.tokenizer = "{LONG}"': "tokenizer names no path; found File name too long",
     f"compile.{LONG} = 1": "unknown field `xxx",
@@ -72,15 +103,14 @@ def refused(folder: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_is_no_toml(name: str, tmp_path: Path) -> None:
+def test_what_is_no_recipe(name: str, tmp_path: Path) -> None:
     text, said = UNREADABLE[name]
     assert said in refused(tmp_path, text)
 
 
-@pytest.mark.parametrize("number", range(len(VALUES)))
-def test_values_that_nothing_takes(number: int, tmp_path: Path) -> None:
-    text, said = list(VALUES.items())[number]
-    assert said in refused(tmp_path, PLACES + text)
+def test_values_that_nothing_takes(tmp_path: Path) -> None:
+    for text, said in VALUES.items():
+        assert said in refused(tmp_path, PLACES + text), text[:80]
 
 
 @pytest.mark.parametrize(("name", "other"), [("source", "artifact"), ("artifact", "source")])
@@ -129,3 +159,65 @@ def test_what_the_model_cannot_have_is_found_before_it_is_converted(
     assert run(wanbuild, ["build", str(recipe)]) == 2
     error = one_error(capsys)
     assert said in error and len(error) < 500
+
+
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "artifacts").glob("*.toml")), ids=lambda path: path.stem
+)
+def test_the_recipes_are_read(path: Path) -> None:
+    plan = read_recipe(path)
+    assert plan.source == str(path.parent / "checkpoint") or is_hub_id(plan.source)
+    (row,) = [row for name, row in variants().items() if path.stem.startswith(f"{name}-")]
+    assert set(plan.compile["sizes"]) <= set(row.sizes)
+    assert plan.compile["frames"] == [row.num_frames]
+
+
+def test_build_passes_a_recipe_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(build_module, "convert_aloud", lambda *a, **k: calls.append(("convert", a, k)))
+    monkeypatch.setattr(build_module, "compile_artifact", lambda *a, **k: calls.append(("compile", a, k)))
+    monkeypatch.setattr(verify, "record", lambda artifact, report: calls.append(("record", artifact)))
+    monkeypatch.setattr(recipes, "mark_built", lambda artifact, digest: None)
+    path = tmp_path / "recipe.toml"
+    path.write_text('source = "s"\nartifact = "a"\n[compile]\nframes = [81, 5]\nsizes = ["64*32"]\n')
+    assert CliRunner().invoke(wanbuild, ["build", str(path)]).exit_code == 0
+    artifact = tmp_path / "a"
+    assert calls == [
+        ("convert", convert_request(str(tmp_path / "s"), artifact, {"force": False})),
+        ("compile", CompileRequest(artifact, frames=[81, 5], sizes=[(64, 32)])),
+        ("record", artifact),
+    ]
+    path.write_text('source = "s"\nartifact = "a"\n[compile]\ntargets = ["h100", "v6e-8-w8a8"]\n')
+    assert CliRunner().invoke(wanbuild, ["build", str(path)]).exit_code == 0
+    request = CompileRequest(artifact, ["h100", "v6e-8-w8a8"])
+    assert calls[-1] == ("compile", request)  # nothing runs here
+
+
+@pytest.mark.slow
+def test_a_recipe_is_built_again_if_something_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded: list[Path] = []
+    monkeypatch.setattr(build_module, "compile_artifact", lambda artifact, **options: None)
+    monkeypatch.setattr(verify, "record", lambda artifact, report: recorded.append(artifact))
+    write_toy(tmp_path / "toy")
+    path = tmp_path / "recipe.toml"
+    path.write_text('source = "toy"\nartifact = "a"\n')
+    build = ["build", str(path), "--if-changed"]
+
+    def built() -> bool:
+        before = len(recorded)
+        assert run(wanbuild, build) == 0
+        return len(recorded) > before
+
+    assert built() and not built()
+    assert capsys.readouterr().out.endswith(f"a is built as {path} says, and nothing has changed\n")
+    config = tmp_path / "toy" / "transformer" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    assert built() and not built()
+    path.write_text('source = "toy"\nartifact = "a"\n[convert]\nweights_dtype = "float32"\n')
+    assert built() and not built()
+    assert read_manifest(tmp_path / "a").dtypes["transformer"].weights == "float32"
+    monkeypatch.setattr(recipes, "__version__", "0.0.0")
+    assert built() and not built()
+    assert run(wanbuild, ["build", str(path)]) == 2  # it exists, as without the option

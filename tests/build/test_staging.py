@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -25,13 +26,14 @@ from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.staging import (
     build_lock,
     building_folder,
-    check_free_space,
+    changing,
     check_leftover,
     commit,
     leftover,
+    unlisted,
 )
 from wanbuild.toy.toy_checkpoint import write_toy
-from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import MANIFEST, read_manifest
 from wanrun.artifact.select import select_profile, select_target
 from wanrun.errors import SourceError
@@ -74,23 +76,17 @@ def make(folder: Path, content: str) -> Path:
     return folder
 
 
-def test_a_leftover_building_folder_and_lock_are_removed(tmp_path: Path) -> None:
-    artifact = make(tmp_path / "artifact", "old")
-    make(building_folder(artifact), "half")
+@pytest.mark.parametrize(("own", "left"), [("old", "building"), ("new", "replaced"), (None, "replaced")])
+def test_what_a_killed_build_leaves_is_removed(tmp_path: Path, own: str | None, left: str) -> None:
+    """It was killed before the renames of commit, after them, or between them."""
+    if own is not None:
+        make(tmp_path / "artifact", own)
+    make(tmp_path / f".artifact.{left}", "half" if left == "building" else "old")
     (tmp_path / ".artifact.lock").touch()
-    with build_lock(artifact):
+    with build_lock(tmp_path / "artifact"):
         assert names_in(tmp_path) == [".artifact.lock", "artifact"]
     assert names_in(tmp_path) == ["artifact"]
-    assert (artifact / MANIFEST).read_text() == "old"
-
-
-def test_a_replaced_artifact_is_removed_once_the_new_one_is_there(tmp_path: Path) -> None:
-    artifact = make(tmp_path / "artifact", "new")
-    make(tmp_path / ".artifact.replaced", "old")
-    with build_lock(artifact):
-        pass
-    assert names_in(tmp_path) == ["artifact"]
-    assert (artifact / MANIFEST).read_text() == "new"
+    assert (tmp_path / "artifact" / MANIFEST).read_text() == (own or "old")
 
 
 REPLACE = """
@@ -151,10 +147,6 @@ def test_something_where_the_old_artifact_was(tmp_path: Path) -> None:
     with refuses("unwritable", what=place, found=os.strerror(errno.ENOTEMPTY), remedy=place):
         build_lock(place).__enter__()
     assert names_in(tmp_path) == [".artifact.replaced", "artifact"]
-    (tmp_path / "artifact" / "notes.txt").unlink()
-    with build_lock(tmp_path / "artifact"):
-        pass
-    assert (tmp_path / "artifact" / MANIFEST).read_text() == "old"
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EEXIST])
@@ -264,21 +256,120 @@ def test_the_lock_lets_one_in(tmp_path: Path) -> None:
 
 
 def test_a_parent_that_does_not_exist(tmp_path: Path) -> None:
-    with (
-        refuses("missing_file", what=tmp_path / "no/such "),
-        build_lock(tmp_path / "no" / "such" / "artifact"),
-    ):
+    place = tmp_path / "no" / "such" / "artifact"
+    with refuses("missing_file", what=place.parent), build_lock(place):
         pass
 
 
-def test_free_space(tmp_path: Path) -> None:
-    check_free_space(tmp_path, 1)
-    with pytest.raises(SourceError, match="too full") as caught:
-        check_free_space(tmp_path, 1 << 60)
-    assert caught.value.exit_code == 4
+# --- changing an artifact: no file is left that its manifest does not list ----------------------------------
 
 
-# --- failures leave nothing half done -----------------------------------------------------------------------
+NEW = ("programs/new.stablehlo", "executables/cpu/new-cache", "executables/cpu/.new/half", "golden/new.json")
+
+CHANGES = """
+import signal, sys, threading
+from pathlib import Path
+
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whatever the tests were started by ignores
+    signal.signal(number, signal.SIG_DFL)
+
+from wancli.early import start
+
+start()
+from wanbuild.staging import changing
+
+artifact = Path(sys.argv[1])
+with changing(artifact):
+    for name in sys.argv[2:]:
+        (artifact / name).parent.mkdir(exist_ok=True)
+        (artifact / name).write_bytes(b"new")
+    print("written", flush=True)
+    threading.Event().wait()
+"""
+
+
+def left(artifact: Path) -> list[Path]:
+    return list(unlisted(open_artifact(artifact)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)
+def test_a_signal(artifact_copy: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHANGES, str(artifact_copy), *NEW],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"written\n"
+            assert len(left(artifact_copy)) >= len(NEW)
+            process.send_signal(number)
+            assert process.wait(30) == 128 + number
+        finally:
+            process.kill()
+    assert left(artifact_copy) == []
+    assert not list(artifact_copy.parent.glob(f".{artifact_copy.name}.*"))
+
+
+def test_an_error(artifact_copy: Path) -> None:
+    with pytest.raises(ZeroDivisionError), changing(artifact_copy):
+        (artifact_copy / NEW[0]).write_bytes(b"new")
+        raise ZeroDivisionError
+    assert left(artifact_copy) == []
+    with changing(artifact_copy):
+        (artifact_copy / NEW[0]).write_bytes(b"new")
+    assert left(artifact_copy) == []
+
+
+SLOW = """
+import fcntl, signal, sys, time
+from pathlib import Path
+
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+
+from wancli.early import start
+
+start()
+from wanbuild import staging
+from wanbuild.staging import unlisted
+
+
+def slow(function):
+    def called(*arguments, **options):
+        print("here", flush=True)
+        time.sleep(0.4)
+        return function(*arguments, **options)
+
+    return called
+
+
+if sys.argv[2] == "taking":
+    fcntl.flock = slow(fcntl.flock)
+else:
+    Path.unlink = slow(Path.unlink)
+with staging.build_lock(Path(sys.argv[1])):
+    pass
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("moment", ["taking", "giving back"])
+def test_a_signal_while_the_lock_changes_hands(moment: str, tmp_path: Path) -> None:
+    """Between the making of its file and the lock, and between the work and the file's removal."""
+    command = [sys.executable, "-c", SLOW, str(tmp_path / "artifact"), moment]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"here\n"
+            assert list(tmp_path.glob(".artifact.lock"))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- replacing an artifact ----------------------------------------------------------------------------------
 
 
 def test_too_little_free_space_is_refused_early(
@@ -289,11 +380,9 @@ def test_too_little_free_space_is_refused_early(
     monkeypatch.setattr(component_plans, "ComponentWriter", None)  # not reached
     with refuses("no_space", SourceError, what=tmp_path, expected=" MB", found="10.0 MB") as caught:
         convert(ConvertRequest(toy_checkpoint, tmp_path / "artifact"))
+    assert caught.value.exit_code == 4
     assert 60 < float(str(caught.value.expected).split()[0]) < 70
     assert list(tmp_path.iterdir()) == []
-
-
-# --- replacing an artifact ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -344,35 +433,45 @@ def test_force_keeps_programs_and_executables_that_are_valid(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("solver", "shift"), [("unipc", 7.5), ("euler", 3.0)])
-def test_force_keeps_programs_where_the_scheduler_alone_differs(
-    artifact_copy: Path, tmp_path: Path, solver: str, shift: float
+def test_force_keeps_programs_of_what_programs_do_not_depend_on(
+    artifact_copy: Path, toy_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Another solver or shift is another table of numbers, which programs take as arguments."""
+    """Another solver or shift is another table of numbers, which programs take as arguments, as defaults are.
+
+    The folders of a read-only artifact are made anew.
+    """
     before = read_manifest(artifact_copy)
-    write_toy(tmp_path / "checkpoint", scheduler=solver, flow_shift=shift)
+    write_toy(tmp_path / "checkpoint", scheduler="euler", flow_shift=3.0)
+    for path in [path for path in artifact_copy.rglob("*") if path.is_dir()]:
+        path.chmod(0o555)
     after = convert(ConvertRequest(tmp_path / "checkpoint", artifact_copy, TOY_DTYPES, force=True))
-    assert (after.model.defaults.solver, after.model.defaults.flow_shift) == (solver, shift)
+    assert (after.model.defaults.solver, after.model.defaults.flow_shift) == ("euler", 3.0)
     assert after.configs["scheduler"] != before.configs["scheduler"]
-    assert before.profiles and after.profiles == before.profiles
-    assert (after.program_sets, after.targets) == (before.program_sets, before.targets)
-    assert (
-        select_target(
-            Artifact(after, artifact_copy), select_profile(Artifact(after, artifact_copy))
-        ).mismatches
-        == ()
-    )
+    folders = [path for path in artifact_copy.rglob("*") if path.is_dir()]
+    assert folders and all(path.stat().st_mode & stat.S_IWUSR for path in folders)
+    with_model(before, {"num_steps": 3}).write(artifact_copy)
+    kept = convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
+    assert kept.model == before.model
+    for one in (after, kept):
+        assert before.profiles and one.profiles == before.profiles
+        assert (one.program_sets, one.targets) == (before.program_sets, before.targets)
 
 
 @pytest.mark.slow
-def test_force_keeps_nothing_that_no_longer_fits(artifact_copy: Path, tmp_path: Path) -> None:
-    write_toy(tmp_path / "deeper", configs={"transformer": {"num_layers": 4}})
-    for checkpoint, dtypes in ((tmp_path / "deeper", TOY_DTYPES), (tmp_path / "deeper", {})):
-        after = convert(ConvertRequest(checkpoint, artifact_copy, dtypes, force=True))
-        assert not after.profiles
-        assert not after.targets
-        assert not (artifact_copy / "programs").exists()
-        assert not (artifact_copy / "executables").exists()
+@pytest.mark.parametrize("other", ["layers", "dtype", "task"])
+def test_force_keeps_nothing_that_no_longer_fits(
+    artifact_copy: Path, toy_checkpoint: Path, tmp_path: Path, other: str
+) -> None:
+    """Of a deeper model, of the default dtypes, and of a model that takes an image."""
+    checkpoint = toy_checkpoint
+    if other == "layers":
+        write_toy(checkpoint := tmp_path / "deeper", configs={"transformer": {"num_layers": 4}})
+    if other == "task":
+        with_model(read_manifest(artifact_copy), task=task_of("wan2.2-ti2v")).write(artifact_copy)
+    dtypes = {} if other == "dtype" else TOY_DTYPES
+    after = convert(ConvertRequest(checkpoint, artifact_copy, dtypes, force=True))
+    assert not after.profiles and not after.targets
+    assert not (artifact_copy / "programs").exists() and not (artifact_copy / "executables").exists()
 
 
 @pytest.mark.slow
@@ -402,35 +501,3 @@ def test_what_a_user_put_into_the_folder_is_not_deleted(
     (artifact_copy / "programs" / "96x64x9-b1-cfg" / "prepare-0123456789ab.stablehlo").touch()
     (artifact_copy / "executables" / ".wan-01234567-1-89abcdef").mkdir()
     convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
-
-
-@pytest.mark.slow
-def test_what_is_taken_over_from_a_read_only_artifact_is_not_read_only(
-    artifact_copy: Path, other_checkpoint: Path
-) -> None:
-    folders = [path for path in artifact_copy.rglob("*") if path.is_dir()]
-    for path in folders:
-        path.chmod(0o555)
-    convert(ConvertRequest(other_checkpoint, artifact_copy, TOY_DTYPES, force=True))
-    folders = [path for path in artifact_copy.rglob("*") if path.is_dir()]
-    assert folders
-    assert all(path.stat().st_mode & stat.S_IWUSR for path in folders)
-
-
-@pytest.mark.slow
-def test_force_drops_programs_of_a_model_with_other_facts(artifact_copy: Path, toy_checkpoint: Path) -> None:
-    """Other defaults change no program; a model that takes an image has others."""
-    before = read_manifest(artifact_copy)
-    with_model(before, {"num_steps": 3}).write(artifact_copy)
-    kept = convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
-    assert kept.profiles == before.profiles and kept.model == before.model
-    with_model(kept, task=task_of("wan2.2-ti2v")).write(artifact_copy)
-    after = convert(ConvertRequest(toy_checkpoint, artifact_copy, TOY_DTYPES, force=True))
-    assert not after.profiles and after.model == before.model
-
-
-@pytest.mark.slow
-def test_force_drops_programs_of_another_dtype(artifact_copy: Path, toy_checkpoint: Path) -> None:
-    after = convert(ConvertRequest(toy_checkpoint, artifact_copy, force=True))
-    assert not after.profiles
-    assert not (artifact_copy / "programs").exists()

@@ -47,6 +47,17 @@ def built() -> dict[str, list[Document]]:
     return {name: build(FOLDER / name) for name in OVERLAYS}
 
 
+@pytest.fixture(params=OVERLAYS)
+def name(request: pytest.FixtureRequest) -> str:
+    """Of an overlay."""
+    return str(request.param)
+
+
+@pytest.fixture
+def documents(built: dict[str, list[Document]], name: str) -> list[Document]:
+    return built[name]
+
+
 def the(documents: list[Document], kind: str) -> Document:
     (found,) = (document for document in documents if document["kind"] == kind)
     return found
@@ -83,11 +94,10 @@ def check(document: Document, version: str = VERSION) -> None:
     assert kubernetes_validate.validate(document, version, strict=True) == version
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_documents_follow_the_schema(built: dict[str, list[Document]], name: str) -> None:
+def test_documents_follow_the_schema(documents: list[Document], name: str) -> None:
     kinds = {"job": {"ConfigMap", "Job"}, "server": {"Deployment", "Service"}}[name.partition("-")[0]]
-    assert {document["kind"] for document in built[name]} == {*kinds, "PersistentVolumeClaim"}
-    for document in built[name]:
+    assert {document["kind"] for document in documents} == {*kinds, "PersistentVolumeClaim"}
+    for document in documents:
         check(document)
 
 
@@ -156,9 +166,8 @@ def test_settings_are_in_one_place(tmp_path: Path) -> None:
     assert everything.count(old["runtime"]) == everything.count(old["artifact"]) == 1
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_pods_have_few_rights(built: dict[str, list[Document]], name: str) -> None:
-    pod, container = pod_of(built[name]), container_of(built[name])
+def test_pods_have_few_rights(documents: list[Document]) -> None:
+    pod, container = pod_of(documents), container_of(documents)
     user = pod["securityContext"]
     assert user["runAsNonRoot"] and user["seccompProfile"] == {"type": "RuntimeDefault"}
     assert {user[key] for key in ("runAsUser", "runAsGroup", "fsGroup")} == {10001}
@@ -170,10 +179,9 @@ def test_pods_have_few_rights(built: dict[str, list[Document]], name: str) -> No
     }
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_pods_fit_the_image(built: dict[str, list[Document]], name: str) -> None:
+def test_pods_fit_the_image(documents: list[Document]) -> None:
     """The user, the folders that can be written and the place of the artifact are those of the Dockerfile."""
-    pod, container = pod_of(built[name]), container_of(built[name])
+    pod, container = pod_of(documents), container_of(documents)
     assert set(dockerfile("USER")) == {str(pod["securityContext"]["runAsUser"])}
     environment = dict(re.findall(r"(\w+)=(\S+)", " ".join(dockerfile("ENV"))))
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
@@ -189,17 +197,16 @@ def test_pods_fit_the_image(built: dict[str, list[Document]], name: str) -> None
         assert any(path == mount or path.startswith(f"{mount}/") for mount in mounts), path
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_what_a_pod_names_is_there(built: dict[str, list[Document]], name: str) -> None:
+def test_what_a_pod_names_is_there(documents: list[Document], name: str) -> None:
     """Claims and prompts are documents of the same folder; the server's secret is one that the page makes."""
-    names = {(document["kind"], document["metadata"]["name"]) for document in built[name]}
-    for volume in pod_of(built[name])["volumes"]:
+    names = {(document["kind"], document["metadata"]["name"]) for document in documents}
+    for volume in pod_of(documents)["volumes"]:
         if "persistentVolumeClaim" in volume:
             assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in names
         if "configMap" in volume:
             assert ("ConfigMap", volume["configMap"]["name"]) in names
     page = " ".join((DEPLOY / "README.md").read_text(encoding="utf-8").split())
-    for variable in container_of(built[name]).get("env", ()):
+    for variable in container_of(documents).get("env", ()):
         if "value" in variable:
             continue
         secret = variable["valueFrom"]["secretKeyRef"]
@@ -213,14 +220,13 @@ def test_the_job_and_the_server_may_run_side_by_side(built: dict[str, list[Docum
     assert not job & server
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_pods_come_to_their_chip(built: dict[str, list[Document]], name: str) -> None:
+def test_pods_come_to_their_chip(documents: list[Document], name: str) -> None:
     chip, (other,) = CHIPS[name[-3:]], set(CHIPS.values()) - {CHIPS[name[-3:]]}
-    pod, resources = pod_of(built[name]), container_of(built[name])["resources"]
+    pod, resources = pod_of(documents), container_of(documents)["resources"]
     assert resources["limits"][chip] == 1 and resources["requests"].keys() == {"cpu", "memory"}
     assert "memory" in resources["limits"]
     assert pod["tolerations"] == [{"key": chip, "operator": "Exists", "effect": "NoSchedule"}]
-    assert other not in set(strings(built[name]))
+    assert other not in set(strings(documents))
     selector = pod.get("nodeSelector", {})
     if name.endswith("gpu"):
         assert selector == {}
@@ -232,16 +238,15 @@ def test_pods_come_to_their_chip(built: dict[str, list[Document]], name: str) ->
         assert chips == resources["limits"][chip]
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_options_exist(built: dict[str, list[Document]], name: str) -> None:
-    assert unknown(container_of(built[name])["args"]) == set()
-    assert unknown([*container_of(built[name])["args"], "--sharp=3"]) == {"--sharp"}
+def test_options_exist(documents: list[Document]) -> None:
+    assert unknown(container_of(documents)["args"]) == set()
+    assert unknown([*container_of(documents)["args"], "--sharp=3"]) == {"--sharp"}
 
 
 @pytest.mark.parametrize("name", ["job-gpu", "job-tpu"])
-def test_the_job_is_one_that_the_api_takes(built: dict[str, list[Document]], name: str) -> None:
+def test_the_job_is_one_that_the_api_takes(documents: list[Document]) -> None:
     """What the API server asks of a Job beside its schema."""
-    spec = workload(built[name])["spec"]
+    spec = workload(documents)["spec"]
     assert spec["completionMode"] == "Indexed" and "backoffLimit" not in spec
     assert 1 <= spec["parallelism"] <= spec["completions"]
     assert spec["backoffLimitPerIndex"] >= 1 and spec["ttlSecondsAfterFinished"] > 3600
@@ -267,16 +272,16 @@ def test_exit_codes_that_trying_again_does_not_help(built: dict[str, list[Docume
 
 
 @pytest.mark.parametrize("name", ["server-gpu", "server-tpu"])
-def test_probes_ask_routes_that_need_no_key(built: dict[str, list[Document]], name: str) -> None:
+def test_probes_ask_routes_that_need_no_key(documents: list[Document]) -> None:
     without_key = {f"{route.method} {route.path}" for route in ROUTES if not route.needs_key}
-    container = container_of(built[name])
+    container = container_of(documents)
     ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
     probes = {key: container[key]["httpGet"] for key in ("startupProbe", "readinessProbe", "livenessProbe")}
     for probe in probes.values():
         assert f"GET {probe['path']}" in without_key
         assert f"--port={ports[probe['port']]}" in container["args"]
     assert probes["livenessProbe"]["path"] != probes["readinessProbe"]["path"]
-    (port,) = the(built[name], "Service")["spec"]["ports"]
+    (port,) = the(documents, "Service")["spec"]["ports"]
     assert port["targetPort"] in ports
     assert "--host=0.0.0.0" in container["args"]  # on the loopback device no probe would come through
     assert [variable["name"] for variable in container["env"]] == [KEYS]

@@ -8,10 +8,11 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -35,33 +36,29 @@ def refused(uploads: Uploads, name: str) -> None:
 
 def test_a_row_begins_when_the_one_before_has_made_its_steps() -> None:
     """One that may have ended a worker is alone, and so ends none of another row."""
-    turns, seen, may_end = RowTurns(), list[str](), threading.Event()
+    turns, seen, may_end = RowTurns(), SimpleQueue[str](), threading.Event()
+    said = partial(seen.get, timeout=10)
 
     def make(name: str, alone: bool) -> None:
         with turns.taken(alone) as passed:
-            seen.append(f"{name} begins")
+            seen.put(f"{name} begins")
             passed()
             assert may_end.wait(10)
-            seen.append(f"{name} ends")
+            seen.put(f"{name} ends")
 
     with ThreadPoolExecutor(3) as threads:
         threads.submit(make, "a", False)
-        while not seen:
-            time.sleep(0.001)
-        alone = threads.submit(make, "b", True)
-        time.sleep(0.05)
-        assert seen == ["a begins"]
+        assert said() == "a begins"
+        threads.submit(make, "b", True)
+        with pytest.raises(Empty):
+            seen.get(timeout=0.05)
         may_end.set()
-        alone.result()
-        assert seen == ["a begins", "a ends", "b begins", "b ends"]
+        assert [said() for _ in range(3)] == ["a ends", "b begins", "b ends"]
         may_end.clear()
-        threads.submit(make, "c", False)
-        other = threads.submit(make, "d", False)
-        while len(seen) < 6:  # both are under way
-            time.sleep(0.001)
-        assert {*seen[4:]} == {"c begins", "d begins"}
+        for name in "cd":
+            threads.submit(make, name, False)
+        assert {said(), said()} == {"c begins", "d begins"}  # both are under way
         may_end.set()
-        other.result()
     with pytest.raises(UsageError), turns.taken(alone=False):
         raise UsageError("invalid_value", "of a row")
     with turns.taken(alone=True):

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from helpers.run_options import run_options
 from wancli.jobs.worklist import Worklist, make_worklist
 from wanfleet.shard import ARRAYS, AUTO, Shard, find_shard, told_number
 from wanrun.artifact.artifact import open_artifact
-from wanrun.errors import UsageError
+from wanrun.codes import ErrorCode
 from wanrun.timing.timings import Timings
 
 COUNT = 3
@@ -112,41 +113,33 @@ def test_an_array_that_tells_both_numbers_is_taken() -> None:
     assert told_number({"JOB_COMPLETION_INDEX": "0"}) == "JOB_COMPLETION_INDEX"
 
 
+KUBERNETES = ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS")
+
+
 @pytest.mark.parametrize(
-    ("given", "environment", "message"),
+    ("given", "told", "code", "parts"),
     [
-        ("1/2/3", {}, "--shard is no share; expected I/N, with I from 1, or auto; found 1/2/3"),
-        ("-1/2", {}, "--shard is no share"),
-        ("3", {"JOB_COMPLETION_INDEX": "0"}, "--shard is no share"),
-        (
-            "0/3",
-            {},
-            "expected 1/3 to 3/3, .*; found 0/3; add 1 to numbers that count from 0, .* --shard auto",
-        ),
-        ("4/3", {}, "expected 1/3 to 3/3, .*; found 4/3"),
-        ("0/0", {}, "expected 1 to 1000000 jobs; found 0"),
-        (AUTO, {}, "finds no number of this job; expected one of JOB_COMPLETION_INDEX, .*; pass --shard I/N"),
-        (
-            AUTO,
-            {"JOB_COMPLETION_INDEX": "0"},
-            "is not told; expected JOB_COMPLETIONS; set it, or pass --shard",
-        ),
+        ("1/2/3", (), "invalid_value", {"expected": "I/N", "found": "1/2/3"}),
+        ("-1/2", (), "invalid_value", {}),
+        ("3", ("0",), "invalid_value", {}),
+        ("0/3", (), "out_of_range", {"expected": "1/3 to 3/3", "found": "0/3", "remedy": "--shard auto"}),
+        ("4/3", (), "out_of_range", {"found": "4/3"}),
+        ("0/0", (), "out_of_range", {"expected": "1 to 1000000 ", "found": 0}),
+        (AUTO, (), "missing_parameter", {"expected": "JOB_COMPLETION_INDEX, ", "remedy": "--shard I/N"}),
+        (AUTO, ("0",), "missing_parameter", {"expected": "JOB_COMPLETIONS", "remedy": "--shard"}),
+        (AUTO, ("x", "3"), "wrong_type", {"what": "JOB_COMPLETION_INDEX", "found": "'x'"}),
+        (AUTO, ("1", ""), "wrong_type", {"what": "JOB_COMPLETIONS"}),
         (
             AUTO,
-            {"JOB_COMPLETION_INDEX": "x", "JOB_COMPLETIONS": "3"},
-            "JOB_COMPLETION_INDEX is no number; expected digits; found 'x'",
+            ("2", "2"),
+            "out_of_range",
+            {"what": "(JOB_COMPLETION_INDEX)", "expected": "0 to 1 ", "found": 2},
         ),
-        (
-            AUTO,
-            {"JOB_COMPLETION_INDEX": "2", "JOB_COMPLETIONS": "2"},
-            r"out of range \(JOB_COMPLETION_INDEX\); expected a number from 0 to 1 of 2 jobs; found 2",
-        ),
-        (AUTO, {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": ""}, "SLURM_ARRAY_TASK_COUNT is no"),
     ],
 )
-def test_what_is_no_share(given: str, environment: Mapping[str, str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        find_shard(given, environment)
+def test_what_is_no_share(given: str, told: Sequence[str], code: ErrorCode, parts: dict[str, Any]) -> None:
+    with refuses(code, **parts):
+        find_shard(given, dict(zip(KUBERNETES, told, strict=False)))
 
 
 def test_a_share_needs_a_file(artifact: Path, tmp_path: Path) -> None:

@@ -161,7 +161,20 @@ def at_most(times: int, function: Callable[..., bool]) -> Callable[..., bool]:
     return limited
 
 
-PLACES = pytest.mark.parametrize("place", ["file://{folder}/store", "s3:/{folder}/store"])
+Open = Callable[..., VideoStore]
+
+
+@pytest.fixture(params=["file://", "s3:/"])
+def store_of(request: pytest.FixtureRequest, tmp_path: Path, here: Path) -> Open:
+    """Opens a store for videos of a name, in a folder and in a bucket."""
+    return lambda name, **how: VideoStore(f"{request.param}{tmp_path}/store/{name}", **how)
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A file that no run has made."""
+    (tmp_path / "mine").write_text("mine")
+    return tmp_path / "mine"
 
 
 def delivered(store: VideoStore, pictures: dict[str, str], facts: dict[str, Any], overwrite: bool) -> None:
@@ -176,10 +189,9 @@ def delivered(store: VideoStore, pictures: dict[str, str], facts: dict[str, Any]
     store.deliver(video, facts, overwrite, partial(check_same, store.where(video.name)))
 
 
-@PLACES
-def test_the_same_video_of_another_process_is_kept(place: str, tmp_path: Path, here: Path) -> None:
+def test_the_same_video_of_another_process_is_kept(store_of: Open, tmp_path: Path) -> None:
     """And this one is discarded; another one stays here."""
-    with VideoStore(f"{place.format(folder=tmp_path)}/a.frames", kept=True) as store:
+    with store_of("a.frames", kept=True) as store:
         for text in ("first", "second"):
             delivered(store, {"0001.png": text}, {"seed": 1, "wanrun": text}, overwrite=False)
         assert store.read("a.frames/0001.png") == b"first"
@@ -193,12 +205,9 @@ def test_the_same_video_of_another_process_is_kept(place: str, tmp_path: Path, h
         assert store.record("a.frames") == {}
 
 
-@PLACES
-def test_a_video_without_a_record_is_kept(place: str, tmp_path: Path, here: Path) -> None:
+def test_a_video_without_a_record_is_kept(store_of: Open, mine: Path) -> None:
     """It is not of a run, a file or any folder; the new one stays here."""
-    with VideoStore(f"{place.format(folder=tmp_path)}/b.npy") as store:
-        mine = tmp_path / "mine"
-        mine.write_text("mine")
+    with store_of("b.npy") as store:
         for name, pictures in (("b.npy", {"": "new"}), ("b.frames", {"0001.png": "new"})):
             store.pattern = store.file(name)
             store.put(mine, name if "" in pictures else f"{name}/0002.png")
@@ -208,12 +217,9 @@ def test_a_video_without_a_record_is_kept(place: str, tmp_path: Path, here: Path
         assert store.read("b.npy") == store.read("b.frames/0002.png") == b"mine"
 
 
-@PLACES
-def test_a_video_is_replaced_whole(place: str, tmp_path: Path, here: Path) -> None:
+def test_a_video_is_replaced_whole(store_of: Open, mine: Path) -> None:
     """By one of fewer pictures, also by name of signs; if it ends early, there is no record of another."""
-    with VideoStore(f"{place.format(folder=tmp_path)}/o[1].frames") as store:
-        mine = tmp_path / "mine"
-        mine.write_text("mine")
+    with store_of("o[1].frames") as store:
         store.put(mine, "o1.frames/0001.png")
         for names in (("0001.png", "0002.png"), ("0001.png",)):
             delivered(store, dict.fromkeys(names, "new"), {"seed": len(names)}, overwrite=True)
@@ -226,10 +232,9 @@ def test_a_video_is_replaced_whole(place: str, tmp_path: Path, here: Path) -> No
         assert store.record("o[1].frames") is None
 
 
-@PLACES
-def test_what_a_killed_process_began_is_finished(place: str, tmp_path: Path, here: Path) -> None:
+def test_what_a_killed_process_began_is_finished(store_of: Open) -> None:
     """After its record and any number of pictures; the folder is whole when the last one has come."""
-    with VideoStore(f"{place.format(folder=tmp_path)}/m.frames", kept=True) as store:
+    with store_of("m.frames", kept=True) as store:
         pictures = {f"{number:04}.png": "one" for number in (1, 2, 3)}
         for puts in (1, 2):
             with pytest.MonkeyPatch.context() as patch:

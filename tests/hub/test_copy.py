@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from crc32c import crc32c
 import wanhub
 import wanrun
 from helpers.damage import flip, linked
-from helpers.hub_server import read_folder
+from helpers.hub_server import Repository, read_folder
 from helpers.hub_uploads import UploadHub
 from helpers.refusals import check_refusal, refuses
 from wanbuild.build import convert
@@ -53,6 +54,19 @@ def newest_copy(address: str, cache: Path) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def repository(published: UploadHub) -> Repository:
+    return published.repositories["me/wan"]
+
+
+@pytest.fixture
+def copy(published: UploadHub, cache: Path) -> Copy:
+    """A copy of the published artifact; requests are counted from here."""
+    opened = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet)))
+    published.forget()
+    return opened
 
 
 def weight(manifest: Manifest) -> str:
@@ -111,27 +125,17 @@ def test_a_run_fetches_what_it_reads_and_later_runs_work_offline(
 
 @pytest.mark.slow
 def test_the_text_encoder_stays_where_it_is_if_embeddings_suffice(
-    published: UploadHub, two_targets: Path, tmp_path: Path
+    published: UploadHub, repository: Repository, two_targets: Path, tmp_path: Path
 ) -> None:
-    artifact = linked(two_targets, tmp_path / "embedded")
+    artifact = Path(shutil.copytree(two_targets, tmp_path / "embedded"))
     texts = [text for prompt in ("a cat", "") for text in ("--prompt", prompt)]
     assert CliRunner().invoke(wanbuild, ["embed", str(artifact), *texts]).exit_code == 0
-    published.repositories["me/wan"].commit(read_folder(artifact) | read_folder_links(artifact))
+    repository.commit(read_folder(artifact))
     published.forget()
     options = ["--prompt", "a cat", "--negative-prompt", "", "--steps", "1", "-o", str(tmp_path / "a.npy")]
     result = CliRunner().invoke(command, [ADDRESS, *options])
     assert result.exit_code == 0, result.output
     assert not any("text_encoder" in name for name in published.names)
-
-
-def read_folder_links(artifact: Path) -> dict[str, bytes]:
-    """The files of a folder of links."""
-    return {
-        f"{entry.name}/{name}": data
-        for entry in artifact.iterdir()
-        if entry.is_symlink()
-        for name, data in read_folder(entry.resolve()).items()
-    }
 
 
 def test_the_pin_stays_until_a_pull_moves_it(
@@ -165,16 +169,15 @@ def test_the_pin_stays_until_a_pull_moves_it(
     assert fetch(copies[0], name) and (newest / name).is_file()
 
 
-def test_a_turned_bit_is_found_and_not_kept(published: UploadHub, cache: Path) -> None:
-    folder = open_copy(ADDRESS, cache, quiet)
-    copy = Copy(wanhub.open_artifact(folder))
+def test_a_turned_bit_is_found_and_not_kept(published: UploadHub, repository: Repository, copy: Copy) -> None:
+    folder = copy.artifact.folder
     entry = next(name for name in _names(copy.artifact.manifest) if name.startswith("executables/cpu"))
     for name, offset in (
         (weight(copy.artifact.manifest), 3),
         (entry, 100),
         (copy.artifact.manifest.tokenizer.file, 50),
     ):
-        published.repositories["me/wan"].faults[name] = [("damage", offset)]
+        repository.faults[name] = [("damage", offset)]
         with refuses("damaged", ArtifactError, what=name) as raised:
             fetch(copy, name)
         assert str(raised.value.expected).startswith(("sha256 ", "crc32c "))
@@ -182,16 +185,15 @@ def test_a_turned_bit_is_found_and_not_kept(published: UploadHub, cache: Path) -
         assert fetch(copy, name) and (folder / name).read_bytes() == published.files("me/wan")[name]
 
 
-def test_rows_in_another_order_are_found(published: UploadHub, cache: Path) -> None:
+def test_rows_in_another_order_are_found(published: UploadHub, repository: Repository, copy: Copy) -> None:
     """The file's own crc32c fits; those of the rows do not."""
-    copy = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet)))
     name = weight(copy.artifact.manifest)
     files = published.files("me/wan")
     rows = files[name][:-4]
     half = len(rows) // 2
     turned = rows[half:] + rows[:half]
     files[name] = turned + crc32c(turned).to_bytes(4, "little")
-    published.repositories["me/wan"].commits[published.head("me/wan")] = files
+    repository.commits[published.head("me/wan")] = files
     with refuses("damaged", ArtifactError, expected=" row 0"):
         fetch(copy, name)
     assert not (copy.artifact.folder / name).exists()
@@ -200,19 +202,18 @@ def test_rows_in_another_order_are_found(published: UploadHub, cache: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["cut", "reset", "status"])
 def test_a_cut_connection_resumes(
-    published: UploadHub, cache: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+    published: UploadHub, repository: Repository, copy: Copy, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wanhub.copy.RANGE_BYTES", 1000)
     monkeypatch.setattr(url_reader, "RETRY_SECONDS", (0.01, 0.01))
-    copy = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet)))
     name = weight(copy.artifact.manifest)
-    published.forget()
-    published.repositories["me/wan"].faults[name] = [(fault, 503 if fault == "status" else 400)]
+    failing = (fault, 503 if fault == "status" else 400)
+    repository.faults[name] = [failing]
     assert fetch(copy, name)
     assert (copy.artifact.folder / name).read_bytes() == published.files("me/wan")[name]
     size = len(published.files("me/wan")[name])
     assert len(published.requests) == -(-size // 1000) + 1  # one range came twice
-    published.repositories["me/wan"].faults[name] = [(fault, 503 if fault == "status" else 400)] * 3
+    repository.faults[name] = [failing] * 3
     (copy.artifact.folder / name).unlink()
     with pytest.raises(ArtifactError) as raised:
         fetch(copy, name)
@@ -221,10 +222,11 @@ def test_a_cut_connection_resumes(
 
 
 @pytest.mark.slow
-def test_a_killed_process_leaves_what_came(published: UploadHub, cache: Path, two_targets: Path) -> None:
-    copy = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet)))
+def test_a_killed_process_leaves_what_came(
+    published: UploadHub, repository: Repository, copy: Copy, two_targets: Path
+) -> None:
     name = copy.artifact.manifest.tokenizer.file
-    published.repositories["me/wan"].faults[name] = [("slow", 2000)]
+    repository.faults[name] = [("slow", 2000)]
     code = (
         "import wanhub\nfrom wanhub import copy\ncopy.RANGE_BYTES = 2000\n"
         f"one = copy.Copy(wanhub.open_artifact({str(copy.artifact.folder)!r}))\n"
@@ -246,10 +248,8 @@ def test_a_killed_process_leaves_what_came(published: UploadHub, cache: Path, tw
     assert (copy.artifact.folder / name).read_bytes() == (two_targets / name).read_bytes()
 
 
-def test_threads_and_processes_fetch_a_file_once(published: UploadHub, cache: Path) -> None:
-    copy = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet)))
+def test_threads_and_processes_fetch_a_file_once(published: UploadHub, copy: Copy) -> None:
     name = weight(copy.artifact.manifest)
-    published.forget()
     copies = [copy, Copy(copy.artifact)] * 4
     threads = [threading.Thread(target=fetch, args=(one, name)) for one in copies]
     for thread in threads:
@@ -260,18 +260,17 @@ def test_threads_and_processes_fetch_a_file_once(published: UploadHub, cache: Pa
     assert [path.name for path in (copy.artifact.folder / name).parent.iterdir()] == [Path(name).name]
 
 
-def test_what_the_hub_refuses(published: UploadHub, cache: Path) -> None:
+def test_what_the_hub_refuses(published: UploadHub, repository: Repository, copy: Copy, cache: Path) -> None:
     with refuses("not_found", ArtifactError, what="hf://me/none,", found="HTTP 404"):
         open_copy("hf://me/none", cache, quiet)
-    published.repositories["me/empty"] = type(published.repositories["me/wan"])()
+    published.repositories["me/empty"] = Repository()
     published.repositories["me/empty"].commit({"README.md": b"nothing"})
     with refuses("wrong_kind", ArtifactError, what="hf://me/empty", found="manifest.json"):
         open_copy("hf://me/empty", cache, quiet)
-    copy = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet)))
     name = weight(copy.artifact.manifest)
     files = published.files("me/wan")
     del files[name]
-    published.repositories["me/wan"].commits[published.head("me/wan")] = files
+    repository.commits[published.head("me/wan")] = files
     with refuses("missing_file", ArtifactError, what=f"{name} is not at {ADDRESS}@"):
         fetch(copy, name)
 
@@ -346,8 +345,8 @@ def test_a_copy_follows_its_address(two_targets: Path, tmp_path: Path, cache: Pa
 
 
 @pytest.mark.slow
-def test_what_is_damaged_is_fetched_again(published: UploadHub, cache: Path) -> None:
-    copy, came = Copy(wanhub.open_artifact(open_copy(ADDRESS, cache, quiet))), list[int]()
+def test_what_is_damaged_is_fetched_again(published: UploadHub, copy: Copy) -> None:
+    came = list[int]()
     names = list(copy.artifact.named())
     copy.fetch(names, came.append)
     assert sum(came) == sum({one.name: copy.artifact.path(one).stat().st_size for one in names}.values())

@@ -17,11 +17,14 @@ from msgspec.structs import replace
 
 import wancli.command
 import wancli.serve
+import wanhub
 from helpers.damage import flip, linked, own
+from helpers.hub_uploads import UploadHub
 from helpers.manifests import plain_manifest
 from helpers.refusals import check_refusal, refuses
 from wanbuild.cli import wanbuild
 from wancli.run import wanrun as wanrun_command
+from wancli.serve import named
 from wanhub import copy
 from wanhub.address import parse_address
 from wanhub.marker import MARKER
@@ -87,8 +90,8 @@ def test_the_lock_file_keeps_all_pins(tmp_path: Path, monkeypatch: pytest.Monkey
         lock.write_text(text)
         with refuses("unreadable", what=lock, remedy=VARIABLE):
             read_pins(lock)
-    for revision, named in (("main", digest), ("../x", digest), ("", f"{digest}0"), ("", "/a/folder")):
-        lock.write_text(f'{{"a": {{"revision": "{revision}", "manifest_digest": "{named}"}}}}')
+    for revision, manifest in (("main", digest), ("../x", digest), ("", f"{digest}0"), ("", "/a/folder")):
+        lock.write_text(f'{{"a": {{"revision": "{revision}", "manifest_digest": "{manifest}"}}}}')
         with refuses("unreadable", what=lock, found="Expected `str`"):
             read_pins(lock)
     for place in (tmp_path / "fifo", Path("/dev/zero"), tmp_path):
@@ -323,3 +326,15 @@ def test_kinds_of_keys(signed: Path, keys: Path) -> None:
     for name in ("rsa", "ed"):
         with refuses("unsupported", what=f"{name}.pub", found="another kind"):
             check_signature(signed, keys / f"{name}.pub")
+
+
+def test_a_served_model_is_called_by_the_last_name_of_its_address(
+    published: UploadHub, two_targets: Path
+) -> None:
+    folder = wanhub.find("hf://me/wan")
+    assert named(("hf://me/wan",)) == {"wan": folder}
+    assert named(("other=hf://me/wan@main", str(two_targets))) == {"other": folder, "two": two_targets}
+    file = f"file://{two_targets}?key=a"
+    assert named((file,)) == {"two": folder}  # the same manifest
+    with pytest.raises(UsageError, match="has no name"):
+        named(("=hf://me/wan",))

@@ -302,7 +302,6 @@ def test_what_is_refused_sends_nothing(hub: UploadHub, two_targets: Path, tmp_pa
         refused("invalid_value", "push", two_targets, name, expected="OWNER/NAME", found=f'"{name}"')
     for address in ("hf://wan", "hf://me/w an", "ftp://host/wan", "me/wan"):
         refused("invalid_value", "pull", address, what=address, expected="://")
-    refused("invalid_value", "oci", two_targets, "-o", tmp_path / "layout", "--tag", "a b", found="a b")
     assert hub.repositories == {} and not hub.calls
     hub.shutdown()
     hub.server_close()

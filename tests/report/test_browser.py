@@ -25,8 +25,6 @@ from wanreport.page import html
 from wanreport.report import Report, Section
 from wanreport.waterfall import waterfall
 
-pytestmark = pytest.mark.thorough
-
 ARTIFACT, SHOTS = os.environ.get("WAN_REPORT_ARTIFACT"), os.environ.get("WAN_REPORT_SHOTS")
 PROMPTS: tuple[Mapping[str, Any], ...] = (
     {"prompt": "a red ball rolls to the right over green ground", "seed": 1},
@@ -36,7 +34,7 @@ PROMPTS: tuple[Mapping[str, Any], ...] = (
     {"prompt": "a small green triangle rolls to the left over brown ground", "seed": 6, "num_steps": 10},
 )
 
-pytestmark = IN_A_BROWSER
+pytestmark = [pytest.mark.thorough, *IN_A_BROWSER]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,40 +71,27 @@ def test_images_are_among_the_options() -> None:
 
 
 @pytest.mark.slow
-def test_merged_loras_are_named(
+def test_loras_are_named(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fake: Fake
 ) -> None:
-    shutil.copytree(artifact, tmp_path / "a")
-    lora = Lora(file="style.safetensors", sha256="0f" * 32, scale=0.5, component=None)
-    read_manifest(artifact).changed(loras=(lora,)).write(tmp_path / "a")
-    output = ("--output", tmp_path / "o.gif", "--report", tmp_path / "r.html")
-    assert run_here(capsys, tmp_path / "a", *output, "--steps", 2, "--prompt", "a fox").code == 0
-    text = seen(tmp_path).text
-    assert str(lora) in text and lora.sha256 in text
-
-
-@pytest.mark.slow
-def test_chosen_loras_are_named(
-    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fake: Fake
-) -> None:
-    """With their strengths among the options, or in a column where prompts differ; with their digests."""
-    shutil.copytree(artifact, tmp_path / "a")
+    """The merged ones; chosen ones with their strengths among the options, or in a column; their digests."""
     manifest = read_manifest(artifact)
+    merged = Lora(file="merged.safetensors", sha256="1e" * 32, scale=0.5, component=None)
     slots = {
         name: structs.replace(one, options=structs.replace(one.options, lora_rank=16))
         for name, one in manifest.profiles.items()
     }
     adapters = {"style": structs.replace(plain_adapter("style"), sha256="0f" * 32)}
-    manifest.changed(adapters=adapters, profiles=slots).write(tmp_path / "a")
+    manifest.changed(adapters=adapters, profiles=slots, loras=(merged,)).write(artifact)
     output = ("--output", tmp_path / "o.gif", "--report", tmp_path / "r.html", "--steps", 2)
     lines = write_lines(tmp_path / "p.jsonl", {"prompt": "one", "lora": "style:-0.25"}, {"prompt": "two"})
-    assert run_here(capsys, tmp_path / "a", *output, "--prompts", lines, "--lora", "style:0.5").code == 0
+    assert run_here(capsys, artifact, *output, "--prompts", lines, "--lora", "style:0.5").code == 0
     text = seen(tmp_path).text
-    for said in ("style at strength -0.25", "style at strength 0.5", "0f" * 32):
+    for said in ("style at strength -0.25", "style at strength 0.5", "0f" * 32, str(merged), merged.sha256):
         assert said in text
-    made = run_here(capsys, tmp_path / "a", *output, "--prompts", lines, "--lora", "style:0.75")
+    made = run_here(capsys, artifact, *output, "--prompts", lines, "--lora", "style:0.75")
     assert made.code == 2 and "0.75}" in made.err[0]  # another video than that which is there
-    refused = run_here(capsys, tmp_path / "a", *output, "--prompt", "a fox", "--lora", "stile")
+    refused = run_here(capsys, artifact, *output, "--prompt", "a fox", "--lora", "stile")
     assert refused.code == 2 and "wanbuild lora" in refused.err[0]
 
 

@@ -1,4 +1,4 @@
-"""``wanbuild calibrate``: what it writes, what it takes up again, and what it refuses."""
+"""``wanbuild calibrate``: what it reads and writes, what it takes up again, and what it refuses."""
 
 from __future__ import annotations
 
@@ -19,19 +19,25 @@ from helpers.fake_pipeline import write_lines
 from helpers.manifests import with_model
 from helpers.refusals import refuses
 from wanbuild.calibrate import search
-from wanbuild.calibrate.calibrate import calibrate
+from wanbuild.calibrate.calibrate import calibrate, taken_steps
 from wanbuild.calibrate.calibrate_options import CalibrateRequest
+from wanbuild.calibrate.fit import Steps
+from wanbuild.calibrate.memo import Memo
+from wanbuild.calibrate.prompt_sets import PROMPTS, read_prompts
 from wanbuild.calibrate.runs import Runs
+from wanbuild.cli import wanbuild
+from wancli.console import run
 from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.manifest import read_manifest
+from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.artifact.model import Chunking
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.artifact.schedules import Schedule
+from wanrun.codes import ErrorCode
+from wanrun.errors import WanError
 from wanrun.generation.load import load
 from wanrun.intact import check_intact
 
 REFERENCE = 12
 """Steps of the runs that count as converged here, which keeps them short."""
-
 Make = Callable[..., CalibrateRequest]
 
 
@@ -135,28 +141,180 @@ def test_an_artifact_that_was_built_anew_meanwhile(request_of: Make, monkeypatch
         told(request)
 
 
-def test_a_model_with_steps_of_its_own(request_of: Make) -> None:
-    request = request_of()
-    manifest = read_manifest(request.artifact)
-    with_model(manifest, {"timesteps": [1000.0, 500.0]}).write(request.artifact)
-    with refuses("unsupported", found="1000, 500"):
-        told(request)
+def with_steps(manifest: Manifest) -> Manifest:
+    return with_model(manifest, {"timesteps": [1000.0, 500.0]})
 
 
-def test_a_model_of_chunks(request_of: Make) -> None:
-    request = request_of()
-    manifest = read_manifest(request.artifact)
+def with_chunks(manifest: Manifest) -> Manifest:
     model = structs.replace(manifest.model, chunks=Chunking(first=1, each=3))
-    manifest.changed(model=model).write(request.artifact)
-    with pytest.raises(UsageError, match="calibrated"):
-        told(request)
+    return manifest.changed(model=model)
 
 
-def test_what_cannot_run_here(request_of: Make) -> None:
-    request = request_of()
-    manifest = read_manifest(request.artifact)
+def of_elsewhere(manifest: Manifest) -> Manifest:
     (target,) = manifest.targets.values()
     elsewhere = structs.replace(target, environment={**target.environment, "machine": "aarch64"})
-    manifest.changed(targets={"cpu": elsewhere}).write(request.artifact)
-    with refuses("not_built", ArtifactError, found="aarch64", remedy="wanbuild compile"):
+    return manifest.changed(targets={"cpu": elsewhere})
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "parts"),
+    [
+        (with_steps, "unsupported", {"found": "1000, 500"}),
+        (with_chunks, "unsupported", {"what": "calibrated"}),
+        (of_elsewhere, "not_built", {"found": "aarch64", "remedy": "wanbuild compile"}),
+    ],
+)
+def test_models_and_machines_that_are_not_calibrated(
+    request_of: Make, changed: Callable[[Manifest], Manifest], code: ErrorCode, parts: dict[str, str]
+) -> None:
+    request = request_of()
+    changed(read_manifest(request.artifact)).write(request.artifact)
+    with refuses(code, WanError, **parts):
         told(request)
+
+
+# ``wanbuild calibrate --from``: whose schedules are measured, and what is recorded of them.
+
+
+FEW = Schedule(
+    solver="unipc",
+    timesteps=(1000.0, 700.0, 300.0),
+    guidance_scale=5.0,
+    coefficients=((0.7, 0.3, 0.0, 0.0), (0.5, 0.6, -0.1, 0.0), (0.1, 1.0, -0.1, 0.0)),
+    measured={"psnr": 40.0, "plain_psnr": 35.0},
+)
+
+
+@pytest.fixture
+def source(artifact_copy: Path, tmp_path: Path) -> Path:
+    """A copy of the artifact, with a schedule."""
+    shutil.copytree(artifact_copy, other := tmp_path / "other")
+    read_manifest(other).changed(schedules={"3-steps": FEW}).write(other)
+    return other
+
+
+@pytest.mark.thorough
+def test_they_are_measured_on_the_new_model(
+    artifact_copy: Path, source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """If they are not surely nearer, the solver's own steps are recorded: of one prompt nothing is sure."""
+    file = write_lines(tmp_path / "p.jsonl", {"prompt": "a fox"}, {"prompt": "snow"}, {"prompt": "a dog"})
+    command = ["calibrate", str(artifact_copy), "--from", str(source), "--prompts", str(file)]
+    assert run(wanbuild, [*command, "--reference-steps", "12"]) == 0
+    said = capfd.readouterr()
+    assert re.findall(r"\d+", said.out)[:2] == ["2", "12"] and said.err.count("warning: ") == 1
+    manifest = read_manifest(artifact_copy)
+    found = manifest.schedules["3-steps"]
+    assert found.coefficients is None and len(found.timesteps) == 3
+    assert found.measured["reported_by"] == 1 and "decided" in found.measured
+    check_intact(Artifact(manifest, artifact_copy), print)
+    manifest.changed(schedules={"3-steps": FEW}).write(artifact_copy)
+    assert run(wanbuild, [*command, "--reference-steps", "12"]) == 0
+    assert read_manifest(artifact_copy).schedules["3-steps"] == FEW  # no worse ones take their place
+
+
+def test_their_steps_are_judged_as_they_are(artifact_copy: Path, source: Path) -> None:
+    manifest = read_manifest(artifact_copy)
+    assert taken_steps(manifest, source) == {"3-steps": Steps(FEW.timesteps, FEW.coefficients)}
+
+
+def test_those_of_another_model_are_refused(
+    artifact_copy: Path, source: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = (artifact_copy / "manifest.json").read_bytes()
+    manifest = read_manifest(artifact_copy)
+    read_manifest(source).changed(schedules={}).write(source)
+    with refuses("not_built", what=source, remedy="calibrate"):
+        taken_steps(manifest, source)
+    with_model(read_manifest(source).changed(schedules={"3-steps": FEW}), {"flow_shift": 12.0}).write(source)
+    with refuses("mismatch", expected="flow_shift ", found="flow_shift 12.0"):
+        taken_steps(manifest, source)
+    for options in ([], ["--evaluations", "6"]):  # before anything is run
+        assert run(wanbuild, ["calibrate", str(artifact_copy), "--from", str(source), *options]) == 2
+    assert "--evaluations" in capfd.readouterr().err
+    assert (artifact_copy / "manifest.json").read_bytes() == before
+
+
+# The prompts that steps are chosen by, and those that judge.
+
+
+def test_prompts_go_into_three_sets(tmp_path: Path) -> None:
+    """In turn; one with another seed goes where that prompt is."""
+    texts = [f"fox {i}" for i in (0, 1, 2, 3, 1, 4, 5, 6)]
+    lines = [{"prompt": text, "negative_prompt": "n", "seed": seed} for seed, text in enumerate(texts)]
+    found = read_prompts(write_lines(tmp_path / "p.jsonl", *lines))
+    assert [line.prompt for line in found.chosen_by] == ["fox 0", "fox 3", "fox 6"]
+    assert [line.prompt for line in found.decided_by] == ["fox 1", "fox 1", "fox 4"]
+    assert [line.prompt for line in found.reported_by] == ["fox 2", "fox 5"]
+    assert len({line.seed for line in found.lines()}) == len(lines)
+    assert all(line.negative_prompt == "n" for line in found.lines())
+
+
+def test_few_prompts_that_judge_are_doubted(tmp_path: Path) -> None:
+    own = read_prompts(None)
+    assert len(own.lines()) == len(PROMPTS) == len(set(PROMPTS)) and not [*own.doubts()]
+    lines = [{"prompt": prompt} for prompt in PROMPTS]
+    for some in (lines[:-1], [*lines[:-1], lines[-4]]):  # two seeds of a prompt are one
+        assert len([*read_prompts(write_lines(tmp_path / "p.jsonl", *some)).doubts()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "key", "line"),
+    [
+        ("no_effect", "steps", {"prompt": "a", "steps": 3}),
+        ("no_effect", "size", {"prompt": "a", "size": "64x64"}),
+        ("no_effect", "schedule", {"prompt": "a", "schedule": "x"}),
+        ("no_effect", "guidance_end", {"prompt": "a", "guidance_end": 0.5}),
+        ("wrong_type", "prompt", {"prompt": 3}),
+    ],
+)
+def test_what_a_calibration_decides(
+    code: ErrorCode, key: str, line: dict[str, object], tmp_path: Path
+) -> None:
+    with refuses(code, what=f"p.jsonl:2: {key} "):
+        read_prompts(write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, line, {"prompt": "b"}))
+
+
+def test_too_few(tmp_path: Path) -> None:
+    with refuses("out_of_range", expected=3, found=2):
+        read_prompts(write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, {"prompt": "b"}, {"prompt": "a"}))
+
+
+# What an interrupted calibration keeps.
+
+
+def never() -> float:
+    raise AssertionError("it was measured before")
+
+
+def test_what_was_measured_is_kept_until_it_is_forgotten() -> None:
+    memo = Memo({"content": "a"})
+    assert memo.figure({"run": 1}, lambda: 38.5) == 38.5 == memo.figure({"run": 1}, never)
+    assert np.array_equal(memo.array("frames", lambda: np.arange(3)), np.arange(3))
+    again = Memo({"content": "a"})
+    assert again.figure({"run": 1}, never) == 38.5
+    assert np.array_equal(again.array("frames", lambda: np.zeros(0)), np.arange(3))
+    assert Memo({"content": "b"}).figure({"run": 1}, lambda: 2.0) == 2.0
+    again.forget()
+    assert Memo({"content": "a"}).figure({"run": 1}, lambda: 1.0) == 1.0
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data + b"\xff\n[]\n{}\n"])
+def test_a_damaged_file_costs_its_last_figures(damage: Callable[[bytes], bytes]) -> None:
+    memo = Memo({})
+    for number in range(2):
+        memo.figure({"run": number}, lambda number=number: float(number))  # type: ignore[misc]
+    (file,) = Path(os.environ["XDG_CACHE_HOME"]).rglob("figures.jsonl")
+    file.write_bytes(damage(file.read_bytes()))
+    assert Memo({}).figure({"run": 0}, never) == 0.0
+    memo.array("frames", lambda: np.arange(3))
+    (frames,) = Path(os.environ["XDG_CACHE_HOME"]).rglob("frames.npy")
+    frames.write_bytes(frames.read_bytes()[:-4])
+    assert np.array_equal(Memo({}).array("frames", lambda: np.arange(5)), np.arange(5))
+
+
+def test_without_a_cache_all_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    assert Memo({}).figure({}, lambda: 3.0) == 3.0
+    assert np.array_equal(Memo({}).array("frames", lambda: np.arange(3)), np.arange(3))
+    Memo({}).forget()

@@ -1,28 +1,47 @@
-"""What a verification finds, and its report: the same verdicts as those of ``compare``."""
+"""``wanbuild inspect``, ``attest`` and ``verify``: whose report has the verdicts of ``compare``."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from helpers.elsewhere import put_golden
+from helpers.damage import PROFILE
+from helpers.elsewhere import TARGET, build_elsewhere, put_golden, record_verdict
 from helpers.fake_pipeline import Run
+from helpers.manifests import full_manifest, plain_manifest, plain_parameter, plain_target, program_set
 from helpers.pages import Seen
 from helpers.refusals import json_error
+from wanbuild.build import convert
 from wanbuild.check import verify
+from wanbuild.check.attest import attest
 from wanbuild.check.findings import Findings, measured, verification
+from wanbuild.check.inspect import summary, table
 from wanbuild.cli import wanbuild
+from wanbuild.conversion.convert_request import ConvertRequest
+from wanbuild.toy.toy_checkpoint import write_toy
 from wancli.console import run
+from wanhub.signature import SIGNATURE
 from wanreport.page import html
-from wanrun.artifact.manifest import MANIFEST, read_manifest
-from wanrun.errors import VerificationError
+from wanrun.artifact.artifact import open_artifact
+from wanrun.artifact.manifest import MANIFEST, NEEDED, read_manifest
+from wanrun.artifact.parameters import Component
+from wanrun.errors import ArtifactError, VerificationError
+from wanrun.files import user_cache
 from wanrun.replay.golden import Golden, compare
 from wanrun.timing.timings import Timings
+from wanrun.trust import trial
+from wanrun.trust.recorded import known_verdict
+from wanrun.trust.verdict import Verdict
 
 HERE = Golden("1" * 64, "2" * 64, (0.5, -1.0), {"machine": "here"}, 1e-4, (1, 127, 254))
 ELSEWHERE = dataclasses.replace(HERE, machine={"machine": "elsewhere"})
@@ -130,3 +149,140 @@ def test_a_report_of_what_cannot_be_read(
     inside = artifact / "r.html"
     assert run(wanbuild, ["verify", str(artifact), "--report", str(inside), "--json-errors"]) == 2
     assert str(inside) in json_error(capsys.readouterr().err)["message"] and not inside.exists()
+
+
+# ``wanbuild attest``: what was built elsewhere is tried here, and its verdict goes into the artifact.
+
+
+PASSED = Verdict(outcome="passed", reason="they agree", device_kind="CPU v9", platform_version="1")
+REFUSED = msgspec.structs.replace(PASSED, outcome="refused")
+
+
+def finds(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
+    """Takes the place of the child, whose verdict is this."""
+    code = f"import sys; open(sys.argv[-1], 'wb').write({verdict.encoded()!r})"
+    monkeypatch.setattr(trial, "CHILD", (sys.executable, "-c", code))
+
+
+@pytest.mark.slow
+def test_what_is_right_is_recorded_until_it_is_refused(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    finds(monkeypatch, PASSED)
+    attest(elsewhere, [], False, lines.append)
+    assert open_artifact(elsewhere).manifest.verdicts == {} and len(lines) == 2
+    (elsewhere / SIGNATURE).write_text("of the manifest before")
+    attest(elsewhere, [PROFILE], True, lines.append)
+    artifact = open_artifact(elsewhere)
+    ((key, one),) = artifact.manifest.verdicts.items()
+    assert (one.target, one.profile, one.device_kind) == (TARGET, PROFILE, "CPU v9")
+    assert artifact.whole(artifact.named()) and SIGNATURE in lines[-1]
+    assert summary(artifact.manifest)["targets"][TARGET]["attested"][0]["device_kind"] == "CPU v9"
+    assert any("CPU v9," in line for line in table(artifact.manifest))
+
+    before = artifact.changed(verdicts={key: msgspec.structs.replace(one, made="2020-01-01T00:00:00Z")})
+    before.write()
+    attest(elsewhere, [PROFILE], True, lines.append)  # the same verdict: a signature still fits
+    assert open_artifact(elsewhere).manifest == before.manifest
+
+    (kept,) = (user_cache() / "verdicts").iterdir()
+    assert kept.stem == key
+    kept.unlink()
+    finds(monkeypatch, msgspec.structs.replace(REFUSED, keep=False))  # the device was busy
+    with pytest.raises(ArtifactError, match="1 of 1"):
+        attest(elsewhere, [], True, lines.append)
+    assert list(open_artifact(elsewhere).manifest.verdicts) == [key]
+    facts = record_verdict(elsewhere, PASSED, driver="580.1")  # of another kind of machine: it stays
+    finds(monkeypatch, REFUSED)
+    with pytest.raises(ArtifactError, match="1 of 1"):
+        attest(elsewhere, [], True, lines.append)
+    artifact = open_artifact(elsewhere)
+    assert known_verdict(artifact, facts) is not None and key not in artifact.manifest.verdicts
+    assert [path.name for path in (elsewhere / "verdicts").iterdir()] == [
+        Path(one.file).name for one in artifact.manifest.verdicts.values()
+    ]
+
+
+def test_what_is_compiled_where_it_runs_needs_none(artifact: Path) -> None:
+    lines: list[str] = []
+    attest(artifact, [], False, lines.append)
+    assert len(lines) == 1 and "target cpu" in lines[0]
+    with pytest.raises(ArtifactError, match="'x'"):
+        attest(artifact, ["x"], False, lines.append)
+    build_elsewhere(artifact, beside=True, variables={"XLA_FLAGS": "--xla_x=1"})
+    with pytest.raises(ArtifactError, match="XLA_FLAGS"):
+        attest(artifact, [], False, lines.append)
+
+
+# What inspect says of a model.
+
+
+def test_a_model_of_every_kind() -> None:
+    """Its images and videos as the command line has them, the steps of two experts, and its live chunks."""
+    manifest = full_manifest()
+    lines = {line.split()[0]: line for line in table(manifest) if line.strip() == line != ""}
+    inputs, fit = lines["takes"].removeprefix("takes").split("; ")
+    needed = [one.split() for one in inputs.split(",")]
+    assert needed == [["--image", "(needed)"], ["--video", "(needed)"], ["--mask", "(in", "mode", "replace)"]]
+    assert fit.split() == ["--fit", "stretch|crop|pad"]
+    assert lines["schedule"].endswith("; 1 by the high-noise expert, 1 by the other")
+    assert summary(manifest)["schedules"]["2-steps"]["measured"] == {"psnr": 40.5}
+    assert [int(word) for word in lines["live"].split() if word.isdigit()] == [3, 1]
+
+
+def test_inspect(toy_artifact: Path) -> None:
+    runner = CliRunner()
+    text = runner.invoke(wanbuild, ["inspect", "--artifact", str(toy_artifact)])
+    assert text.exit_code == 0
+    for part in ("wan2.1-t2v", "96x64x9-b1-cfg", "transformer", "text_encoder", "vae", "denoise_step"):
+        assert part in text.output
+    data = json.loads(runner.invoke(wanbuild, ["inspect", "--artifact", str(toy_artifact), "--json"]).output)
+    manifest = read_manifest(toy_artifact)
+    assert data["content_digest"] == manifest.content_digest
+    assert data["components"]["transformer"]["bytes"] == manifest.components["transformer"].nbytes
+    path = "blocks/attn1/to_q/weight"
+    assert data["components"]["transformer"]["shapes"][path] == ["float32", [3, 40, 40]]
+    assert data["components"]["transformer"]["axes"][path] == ["layers", "rotary_heads", "embed"]
+
+
+def test_inspect_shows_a_mesh() -> None:
+    """Its axes in the order of the devices, what they cut, and what one device holds of each component."""
+    parameter = msgspec.structs.replace(plain_parameter((8, 6), "float32"), axes=("heads", "embed"))
+    components = dict.fromkeys(NEEDED, Component("weights/c", {"w": parameter}))
+    rules = {"heads": ("tensor",), "embed": ("fsdp",)}
+    lines = []
+    for mesh in ({}, {"context": 2, "data": 2}, {"data": 2, "tensor": 4}):
+        programs = msgspec.structs.replace(program_set({}), mesh=mesh, rules=rules if mesh else {})
+        target = plain_target(program_set=programs.key)
+        manifest = plain_manifest(
+            components=components,
+            program_sets={programs.key: programs},
+            targets={"cpu": target},
+            source={"repository": "r", "files": {}},
+        )
+        said = summary(manifest)["targets"]["cpu"]
+        nbytes = 192 // mesh.get("tensor", 1)
+        expected = {"mesh": mesh, "rules": {k: list(v) for k, v in rules.items()}} if mesh else {}
+        assert {key: said[key] for key in ("mesh", "rules") if key in said} == expected
+        assert said.get("bytes_per_device") == (dict.fromkeys(NEEDED, nbytes) if mesh else None)
+        lines.append([line for line in table(manifest) if line.startswith("  ")])
+    assert lines[0] == [] and [re.findall(r"[a-z_]+[= ]\d+|: \d+", " ".join(one)) for one in lines[1:]] == [
+        [
+            "data=2",
+            axis,
+            f": {devices}",
+            *(f"{name} {nbytes}" for name in ("text_encoder", "transformer", "vae")),
+        ]
+        for axis, devices, nbytes in (("context=2", 4, 192), ("tensor=4", 8, 48))
+    ]
+    assert "heads" not in " ".join(lines[1]) and "heads over tensor" in " ".join(lines[2])
+
+
+@pytest.mark.slow
+def test_inspect_shows_both_guidance_scales(tmp_path: Path) -> None:
+    write_toy(tmp_path / "toy", "wan2.2-t2v")
+    convert(ConvertRequest(tmp_path / "toy", tmp_path / "artifact"))
+    text = CliRunner().invoke(wanbuild, ["inspect", "--artifact", str(tmp_path / "artifact")]).output
+    (line,) = (line for line in text.splitlines() if "0.875" in line)
+    assert "guidance 4 " in line and " 3 below" in line and "transformer_2" in text

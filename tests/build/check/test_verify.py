@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -87,15 +86,15 @@ def _flip(data: bytearray) -> None:
     data[len(data) // 2] ^= 1
 
 
-DAMAGES: Mapping[str, Callable[[Path], object]] = MappingProxyType(
-    {
-        "a flipped bit": _edit(_flip),
-        "cut off": lambda path: os.truncate(path, path.stat().st_size - 1),
-        "a byte more": _edit(lambda data: data.insert(len(data) // 2, 0x20)),
-        "missing": lambda path: path.unlink(),
-        "exchanged": lambda path: path.write_bytes(b'{"content": "of another file"}'),
-    }
-)
+DAMAGES: Mapping[str, Callable[[Path], object]] = {
+    "a flipped bit": _edit(_flip),
+    "cut off": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "a byte more": _edit(lambda data: data.insert(len(data) // 2, 0x20)),
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: os.truncate(path, 0),
+    "endless": lambda path: os.truncate(path, 2**40),  # to read it would take hours
+    "exchanged": lambda path: path.write_bytes(b'{"content": "of another file"}'),
+}
 
 
 def files(artifact: Path) -> list[Path]:
@@ -195,29 +194,36 @@ def test_the_plain_form_of_a_program_is_checked_too(artifact_copy: Path) -> None
         "tokenizer/special_tokens_map.json",
         "requirements-old.txt",
         "weights/stray",
+        "programs/old/",
+        "tokenizer/old/",
     ],
 )
-def test_a_file_that_does_not_belong_there(
-    whole: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = whole / name
-    path.write_bytes(b"stray")
+def test_what_does_not_belong_there(whole: Path, name: str) -> None:
+    """A file or a folder; what a user puts next to the manifest is none."""
+    path, licence = whole / name, whole / "LICENSE"
+    licence.touch()
+    check(whole)
+    path.mkdir() if name.endswith("/") else path.touch()
     try:
-        assert run(wanbuild, ["verify", "--artifact", str(whole)]) == 3
+        with refuses("mismatch", ArtifactError, what=path):
+            check(whole)
     finally:
-        path.unlink()
-    assert one_error(capsys).startswith(f"error: {path} does not")
+        path.rmdir() if name.endswith("/") else path.unlink()
+        licence.unlink()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["programs/old", "tokenizer/old"])
-def test_a_folder_that_does_not_belong_there(whole: Path, name: str) -> None:
-    (whole / name).mkdir()
-    try:
-        with refuses("mismatch", ArtifactError, what=whole / name, remedy="wanbuild compile"):
-            check(whole)
-    finally:
-        (whole / name).rmdir()
+def test_the_command_finds_both(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that does not belong there, then one that is damaged; before anything runs."""
+    stray, file = whole / "programs" / "stray", whole / "weights" / "vae" / "_METADATA"
+    stray.touch()
+    for path in (stray, file):
+        assert run(wanbuild, ["verify", "--artifact", str(whole)]) == 3
+        assert f" {path} " in one_error(capsys)
+        stray.unlink(missing_ok=True)
+        before = file.read_bytes()
+        file.write_bytes(before[:-1])
+    file.write_bytes(before + b"}")
 
 
 def test_no_platform_is_started_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,25 +233,6 @@ def test_no_platform_is_started_that_is_not_here(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(verify, "open_devices", lambda: started.append(jax.config.values["jax_platforms"]))
     verify.start_jax()
     assert started == ["cpu"]
-
-
-@pytest.mark.slow
-def test_what_a_user_puts_beside_the_manifest_is_no_damage(whole: Path) -> None:
-    (whole / "LICENSE").touch()
-    check(whole)
-    (whole / "LICENSE").unlink()
-
-
-@pytest.mark.slow
-def test_a_build_that_is_reached_by_a_link(whole: Path, tmp_path: Path) -> None:
-    link, path = tmp_path / "link", whole / "programs" / "new"
-    link.symlink_to(whole)
-    path.touch()
-    with build_lock(whole):
-        check_unlisted(open_artifact(link), silent)
-    with refuses("mismatch", ArtifactError, what=link / "programs" / "new"):
-        check_unlisted(open_artifact(link), silent)
-    path.unlink()
 
 
 @pytest.mark.slow
@@ -260,21 +247,24 @@ def test_a_manifest_that_a_build_replaces_meanwhile(whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_build_adds_meanwhile_is_not_damage(whole: Path) -> None:
+def test_what_a_build_adds_meanwhile_is_not_damage(whole: Path, tmp_path: Path) -> None:
     """It is not listed yet; a lock that nobody holds, as a killed build leaves it, is no build."""
-    lines: list[str] = []
+    link, lines = tmp_path / "link", list[str]()
+    link.symlink_to(whole)
     path, lock = whole / "programs" / "new", whole.with_name(f".{whole.name}.lock")
     path.touch()
-    with build_lock(whole):
-        check_unlisted(open_artifact(whole), lines.append)
-    assert len(lines) == 1
-    lock.touch()
     try:
-        with refuses("mismatch", ArtifactError, what=path):
-            check_unlisted(open_artifact(whole), lines.append)
+        with build_lock(whole):
+            for place in (whole, link):
+                check_unlisted(open_artifact(place), lines.append)
+        assert len(lines) == 2
+        lock.touch()
+        for place in (whole, link):
+            with refuses("mismatch", ArtifactError, what=place / "programs" / "new"):
+                check_unlisted(open_artifact(place), silent)
     finally:
         path.unlink()
-        lock.unlink()
+        lock.unlink(missing_ok=True)
 
 
 @pytest.mark.slow

@@ -169,8 +169,3 @@ def test_every_layer_of_a_transformer_has_slots() -> None:
     assert axes["blocks/ffn/up/lora_a"] == ("layers", None, "embed")
     assert axes["blocks/ffn/up/lora_b"] == ("layers", "mlp", None)
     assert {params[path].dtype.name for path in added} == {"bfloat16"}
-
-
-def test_no_rank_declares_nothing() -> None:
-    layer = declare_slots(Linear(IN, OUT, jnp.float32, (None, None)), 0, jnp.float32)
-    assert abstract_params(layer).keys() == {"weight", "bias"} and not layer.has_slots

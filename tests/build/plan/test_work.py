@@ -1,4 +1,4 @@
-"""The counted work of programs: against XLA's own count, and against formulas."""
+"""The counted work of programs, and the bytes that devices exchange, against XLA and formulas."""
 
 from __future__ import annotations
 
@@ -9,27 +9,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from wanbuild.build_options import BuildOptions
+from helpers.generations import generation
 from wanbuild.models.attention import blocked_attention
-from wanbuild.plan.planned_generation import PlannedGeneration
-from wanbuild.plan.published_model import published_manifest, published_names
+from wanbuild.plan.exchange import PlannedStep
 from wanbuild.plan.work import Work, work_of
-from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
-from wanbuild.targets.chips import CHIPS
+from wanbuild.targets.parsing import parse_mesh
 from wanrun.artifact.roles import ROLES
 
 
 def counted(function: object, *arrays: jax.ShapeDtypeStruct) -> Work:
     names = tuple(f"x{index}" for index in range(len(arrays)))
     return work_of(ProgramSpec("f", function, names, arrays))  # type: ignore[arg-type]
-
-
-def generation(
-    name: str, size: tuple[int, int], frames: int, guidance: bool = True, rank: int = 0
-) -> PlannedGeneration:
-    shape, options = Shape(*size, frames, 1, guidance), BuildOptions(lora_rank=rank)
-    return PlannedGeneration(published_manifest(published_names()[name]), shape, options, CHIPS["h200"], 40)
 
 
 def array(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
@@ -98,7 +89,7 @@ def test_attention_in_blocks_is_a_kernel_whose_scores_stay_on_the_chip() -> None
 )
 def test_a_step_is_its_layers_by_formula(name: str, size: tuple[int, int], frames: int) -> None:
     """4 S T D per layer of attention, and two per weight and token of the other products."""
-    one = generation(name, size, frames)
+    one = generation(name, size=size, frames=frames)
     config, step, passes = one.step.config, one.step, 2
     S, D, F, L = step.tokens, config.dim, config.ffn_dim, config.num_layers
     assert (frames + 3) // 4 * size[0] * size[1] // 256 == S
@@ -117,7 +108,7 @@ def test_a_step_is_its_layers_by_formula(name: str, size: tuple[int, int], frame
 @pytest.mark.slow
 def test_keys_and_values_are_counted_for_all_rows_of_text() -> None:
     """A chip computes those of padding too, and in one product; a CPU only the pieces that hold tokens."""
-    one = generation("wan2.1-t2v-14b", (1280, 720), 81)
+    one = generation("wan2.1-t2v-14b", size=(1280, 720))
     config, P, T = one.step.config, 2, 512
     D, L = config.dim, config.num_layers
     embedder = 2 * P * T * (config.text_dim * D + D * D)
@@ -129,7 +120,7 @@ def test_keys_and_values_are_counted_for_all_rows_of_text() -> None:
 @pytest.mark.thorough
 def test_slots_add_their_products() -> None:
     """2 R (in + out) per token of each product of a layer: of 14B at 480p and rank 64, 1 % of a step."""
-    plain, slots = (generation("wan2.1-t2v-14b", (832, 480), 81, rank=rank) for rank in (0, 64))
+    plain, slots = (generation("wan2.1-t2v-14b", lora_rank=rank) for rank in (0, 64))
     config, S = slots.step.config, slots.step.tokens
     layer = 6 * 2 * config.dim + 2 * (config.dim + config.ffn_dim)
     before, work = (one.work["denoise_step"].operations for one in (plain, slots))
@@ -146,14 +137,14 @@ def by_kind(work: Work) -> Mapping[str, float]:
 
 @pytest.mark.slow
 def test_vace_adds_its_control_blocks() -> None:
-    plain, vace = (generation(f"wan2.1-{kind}-14b", (832, 480), 81) for kind in ("t2v", "vace"))
+    plain, vace = (generation(f"wan2.1-{kind}-14b") for kind in ("t2v", "vace"))
     ratio = by_kind(vace.work["denoise_step"])["attention"] / by_kind(plain.work["denoise_step"])["attention"]
     assert ratio == pytest.approx(48 / 40, rel=1e-3)
 
 
 @pytest.mark.slow
 def test_guidance_doubles_a_step_and_the_text() -> None:
-    single, double = (generation("wan2.1-t2v-1.3b", (832, 480), 17, on) for on in (False, True))
+    single, double = (generation("wan2.1-t2v-1.3b", frames=17, guidance=on) for on in (False, True))
     assert double.work["denoise_step"].operations == pytest.approx(
         2 * single.work["denoise_step"].operations, rel=1e-3
     )
@@ -167,7 +158,7 @@ def test_a_decoder_counts_its_frames() -> None:
     All convolutions as the reference has them would be 269.15 TFLOP, of which 22.8 follow upsampling; those
     take 16 products instead of 36, and the last one's 0.5 are a matmul.
     """
-    few, many = (generation("wan2.1-t2v-1.3b", (832, 480), frames) for frames in (5, 81))
+    few, many = (generation("wan2.1-t2v-1.3b", frames=frames) for frames in (5, 81))
     works = []
     for one in (few, many):
         works.append(Work())
@@ -179,3 +170,56 @@ def test_a_decoder_counts_its_frames() -> None:
     convolutions = by_kind(works[1])["convolution"]
     assert convolutions > 0.95 * works[1].operations
     assert math.isclose(convolutions, (269.15 - 22.8 * 20 / 36 - 0.5) * 1e12, rel_tol=1e-3)
+
+
+# The bytes that devices exchange in a step, by formula.
+
+
+@pytest.fixture(scope="module")
+def small() -> PlannedStep:
+    """The step of 1.3B at 832x480, 81 frames, between CPU devices."""
+    return step("wan2.1-t2v-1.3b", (832, 480))
+
+
+def step(name: str, size: tuple[int, int]) -> PlannedStep:
+    one = generation(name, "v5p", size).step
+    return PlannedStep(
+        one.config, one.component, one.shape, one.latent_shape, one.text_length, activation_bytes=4
+    )
+
+
+@pytest.mark.parametrize(
+    ("mesh", "kind", "gigabytes"),
+    [
+        # As compiled programs have them: benchmarks/RESULTS.md, "Meshes"; of ring=8 in each of two passes.
+        ("data=2,context=4", "all-to-all", 4.529),
+        ("data=2,context=4", "all-gather", 0.085),
+        ("ring=8", "collective-permute", 10.567),
+        ("data=2,ring=2,context=2", "collective-permute", 3.019),
+        ("data=2,fsdp=4", "all-gather", 1.961),
+        ("data=2,tensor=4", "all-reduce", 27.190),
+    ],
+)
+def test_formulas_are_those_of_compiled_programs(
+    small: PlannedStep, mesh: str, kind: str, gigabytes: float
+) -> None:
+    assert small.sent(parse_mesh(mesh))[kind] == pytest.approx(gigabytes * 1e9, rel=1e-3, abs=1e6)
+
+
+def test_one_device_sends_nothing(small: PlannedStep) -> None:
+    assert sum(small.sent({}).values()) == 0
+    assert small.tokens_of({}) == small.tokens_of({"data": 2}) == 32760
+    assert [small.passes(sizes) for sizes in ({}, {"data": 2}, {"data": 3})] == [2, 1, 2]
+
+
+def test_a_chip_sends_activations_in_bfloat16(small: PlannedStep) -> None:
+    chip = PlannedStep(small.config, small.component, small.shape, small.latent_shape, small.text_length)
+    mesh = parse_mesh("context=4")
+    assert chip.sent(mesh)["all-to-all"] == small.sent(mesh)["all-to-all"] / 2
+
+
+def test_a_vace_model_exchanges_for_its_control_blocks_too() -> None:
+    mesh = parse_mesh("data=2,context=4")
+    plain, vace = (step(f"wan2.1-{kind}-14b", (1280, 720)).sent(mesh) for kind in ("t2v", "vace"))
+    assert vace["all-to-all"] == pytest.approx(plain["all-to-all"] * 48 / 40)
+    assert plain["all-to-all"] == pytest.approx(46.449e9, rel=1e-3)

@@ -96,6 +96,14 @@ class Model:
         return predict
 
 
+@pytest.fixture(params=[False, True])
+def halves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the halves of a mesh have a prompt each."""
+    if request.param:
+        monkeypatch.setattr(denoiser_module, "mesh_sizes", lambda: {"guidance": 2})
+    return bool(request.param)
+
+
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     model = Model()
@@ -138,11 +146,8 @@ def test_a_step_without_guidance(model: Model, history: Arrays) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("halves", [False, True])
-def test_guidance(model: Model, history: Arrays, halves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guidance(model: Model, history: Arrays, halves: bool) -> None:
     """The positive prompt comes first: v = u + scale · (c - u). Halves of a mesh have a doubled batch."""
-    if halves:
-        monkeypatch.setattr(denoiser_module, "mesh_sizes", lambda: {"guidance": 2})
     x, positive, negative = draw(7), 3.0, -1.0
     c, u = (0.5 * x * factor + 0.7 for factor in (positive, negative))
     expected, _ = updated(x, u + 4.0 * (c - u), history, ROW)
@@ -154,13 +159,8 @@ def test_guidance(model: Model, history: Arrays, halves: bool, monkeypatch: pyte
 
 @pytest.mark.slow
 @pytest.mark.parametrize("skip_scale", [0.0, 2.5])
-@pytest.mark.parametrize("halves", [False, True])
-def test_guiders(
-    model: Model, history: Arrays, halves: bool, skip_scale: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guiders(model: Model, history: Arrays, halves: bool, skip_scale: float) -> None:
     """The negative pass is projected, and velocities are led away from a pass that skips two layers."""
-    if halves:
-        monkeypatch.setattr(denoiser_module, "mesh_sizes", lambda: {"guidance": 2})
     x, positive, negative = draw(7), 3.0, -1.0
     c, u, skipped = (0.5 * x * factor + 0.7 for factor in (positive, negative, positive - 2))
     u = np.sum(c * u) / np.sum(u * u) * u
@@ -171,13 +171,8 @@ def test_guiders(
     np.testing.assert_allclose(state["latents"], expected, rtol=0, atol=3e-5)
 
 
-@pytest.mark.parametrize("halves", [False, True])
-def test_a_scale_of_one_reads_no_second_prompt(
-    model: Model, history: Arrays, halves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scale_of_one_reads_no_second_prompt(model: Model, history: Arrays, halves: bool) -> None:
     """Its keys may be of nothing: NaN does not arrive."""
-    if halves:
-        monkeypatch.setattr(denoiser_module, "mesh_sizes", lambda: {"guidance": 2})
     x = draw(7)
     state = step(x, history, [3.0, np.nan], guidance_scale=np.float32(1))
     expected = step(x, history, [3.0])

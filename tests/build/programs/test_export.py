@@ -1,26 +1,39 @@
-"""Program sets: what targets share, what they do not, and what is no longer valid when programs change."""
+"""Program sets and targets: what they share, when they are exported again, and what pip needs for them."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import msgspec
+import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from helpers.manifests import ENVIRONMENT, plain_manifest, plain_program, plain_target
-from wanbuild.build_options import BuildOptions
-from wanbuild.programs import export
+from wanbuild.build import compile_artifact
+from wanbuild.build_options import BuildOptions, CompileRequest
+from wanbuild.check.verify import check_files
+from wanbuild.programs import export, preview
 from wanbuild.programs.export import profile_of, used_sets, with_programs
+from wanbuild.programs.preview import decoder_of, fitted, with_preview
+from wanbuild.programs.requirements import with_requirements, write_requirements
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.target import TargetSpec
-from wanrun.artifact.artifact import Artifact
-from wanrun.artifact.manifest import Manifest, Recorded
+from wanrun import load
+from wanrun.artifact.artifact import Artifact, open_artifact
+from wanrun.artifact.manifest import Manifest, Recorded, read_manifest
 from wanrun.artifact.parameters import DtypePolicy
 from wanrun.artifact.programs import Kernels, Profile, Program
-from wanrun.artifact.targets import Executable
+from wanrun.artifact.targets import Executable, Target
+from wanrun.errors import ArtifactError
+from wanrun.files import sha256_of
+from wanrun.machine.environment import host_environment, host_mismatches
 
 SMALL, LARGE = Shape(96, 64, 9, 1, True), Shape(192, 128, 17, 1, True)
 
@@ -158,3 +171,146 @@ def test_options_are_what_a_profile_was_built_with(converted: Manifest) -> None:
     profile = profile_of(converted, SMALL, options)
     assert (Shape.of(profile), BuildOptions.of(profile.options)) == (SMALL, options)
     assert (profile.options.weights_dtype, profile.options.image_weights_dtype) == ("bfloat16", None)
+
+
+# The requirements files of an artifact.
+
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def target(zstandard: bool = True, **packages: str) -> Target:
+    versions = {"jax": "0.10.2", "jaxlib": "0.10.2", **packages}
+    return plain_target(environment={"packages": versions, "zstandard": zstandard})
+
+
+def written(artifact: Path, targets: dict[str, Target]) -> dict[str, list[str]]:
+    """The lines of the files by the target that names them; every digest is that of its file."""
+    found: dict[str, list[str]] = {}
+    made = with_requirements(targets)
+    write_requirements(artifact, made)
+    for name, one in made.items():
+        path = artifact / one.requirements.file
+        assert one.requirements.sha256 == sha256_of(path.read_bytes())
+        found[name] = lines(path)
+    assert {path.name for path in artifact.iterdir()} == {one.requirements.file for one in made.values()}
+    return found
+
+
+def lines(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if not line.startswith("#")]
+
+
+def test_a_file_for_all_targets_or_one_each(tmp_path: Path) -> None:
+    """As they need the same or not; a file that is there stays."""
+    (tmp_path / "same").mkdir()
+    (tmp_path / "each").mkdir()
+    file = tmp_path / "same" / "requirements.txt"
+    inodes = set[int]()
+    for _ in range(2):
+        found = written(file.parent, {"cpu": target(), "cpu-of-another-kind": target()})
+        assert found["cpu"] == ["jax==0.10.2", "jaxlib==0.10.2", "zstandard"]
+        inodes.add(file.stat().st_ino)
+    assert len(inodes) == 1 and [path.name for path in file.parent.iterdir()] == [file.name]
+    found = written(tmp_path / "each", {"cpu": target(zstandard=False), "tpu": target(libtpu="0.0.30")})
+    names = {path.name for path in (tmp_path / "each").iterdir()}
+    assert names == {"requirements-cpu.txt", "requirements-tpu.txt"}
+    assert found == {
+        "cpu": ["jax==0.10.2", "jaxlib==0.10.2"],
+        "tpu": ["jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.30", "zstandard"],
+    }
+
+
+def test_odd_versions_are_what_pip_takes(tmp_path: Path) -> None:
+    """A nightly, a build of one's own, a release of a release."""
+    versions = {"jax": "0.12.0.dev20261101", "jaxlib": "0.12.0+cuda13.selfbuilt", "libtpu": "0.12.0.1"}
+    (texts,) = written(tmp_path, {"tpu": target(**versions)}).values()
+    found = {one.name: one.specifier for one in map(Requirement, texts)}
+    assert all(found[name].contains(version, prereleases=True) for name, version in versions.items())
+
+
+def test_an_artifact_s_are_what_is_installed_here(toy_artifact: Path) -> None:
+    """So that pip finds nothing to do on the machine that built it, and wanrun no mismatch."""
+    (built,) = read_manifest(toy_artifact).targets.values()
+    path = toy_artifact / built.requirements.file
+    found = [Requirement(line) for line in lines(path)]
+    assert {one.name for one in found} >= {"jax", "jaxlib"}
+    assert all(one.specifier.contains(importlib.metadata.version(one.name)) for one in found)
+    packages = built.environment["packages"]
+    assert packages == host_environment("cpu")["packages"] and host_mismatches(built.environment, path) == []
+    # ``pip install . -r requirements.txt`` resolves: the runtime's own range has these versions.
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    ranges = {one.name: one.specifier for one in map(Requirement, project["dependencies"])}
+    assert all(ranges[name].contains(packages[name]) for name in packages.keys() & ranges.keys())
+    assert {"jax", "zstandard"} <= ranges.keys()
+
+
+@pytest.mark.thorough
+def test_verify_notices_damage_and_compile_repairs_it(artifact_copy: Path) -> None:
+    path, stray = artifact_copy / "requirements.txt", artifact_copy / "requirements-tpu.txt"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"evil\n")
+    stray.write_bytes(b"of a target that is gone")
+    with pytest.raises(ArtifactError, match=r"requirements\.txt is damaged"):
+        check_files(open_artifact(artifact_copy), lambda line: None)
+    options = BuildOptions(dtype="float32")
+    compile_artifact(CompileRequest(artifact_copy, ["cpu"], [(96, 64)], [9], [True], options=options), print)
+    assert path.read_bytes() == whole and not stray.exists()
+    check_files(open_artifact(artifact_copy), lambda line: None)
+
+
+# The map from latents to colours, fitted to decoders that are known.
+
+
+GREY = np.array([100.0, 120.0, 140.0])
+
+
+@pytest.mark.parametrize(("channels", "spatial"), [(16, 8), (48, 16)])
+def test_the_fit_finds_a_linear_decoder(channels: int, spatial: int) -> None:
+    """Of as many draws as it needs, of a frame of 192 pixels."""
+    rows = np.random.default_rng(1).normal(0, 20, (channels, 3))
+    decoded: list[np.ndarray] = []
+
+    def decode(latents: np.ndarray) -> np.ndarray:
+        assert latents.shape == (channels, 1, 192 // spatial, 192 // spatial)
+        decoded.append(latents)
+        noise = np.random.default_rng(len(decoded)).normal(0, 2, (*latents.shape[2:], 3))
+        return np.asarray(np.moveaxis(latents[:, 0], 0, -1) @ rows + GREY + noise)
+
+    *found, grey = np.array(fitted(decode, channels, spatial))
+    np.testing.assert_allclose(found, rows, rtol=0.01, atol=0.3)
+    np.testing.assert_allclose(grey, GREY, rtol=0, atol=0.3)
+    assert (len(decoded) - 1) * 36 < 5 * (channels + 1) <= len(decoded) * 36
+
+
+@pytest.mark.thorough
+def test_the_decoder_is_that_of_videos(toy_artifact: Path) -> None:
+    """What a video's first frame is in the mean; the map is the one that compile has written."""
+    artifact = open_artifact(toy_artifact)
+    assert with_preview(artifact, pytest.fail) is artifact
+    with load(toy_artifact, embeddings="none") as pipeline:
+        latents = np.random.default_rng(0).standard_normal(pipeline.latents_shape, np.float32)
+        frame = pipeline.decode(latents)[0, 0]
+    height, width = latents.shape[3:]
+    expected = frame.reshape(height, 8, width, 8, 3).mean((1, 3))
+    np.testing.assert_allclose(decoder_of(artifact)(latents[0, :, :1]), expected, rtol=0, atol=0.6)
+
+
+def test_it_is_fitted_where_there_is_no_cpu(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of JAX_PLATFORMS=cuda: on the first device that JAX has."""
+    own, used, devices = open_artifact(artifact), list[jax.Device](), jax.local_devices
+
+    def local_devices(backend: str | None = None) -> list[jax.Device]:
+        if backend == "cpu":
+            raise RuntimeError
+        return devices()[::-1]
+
+    def fit(*_: object) -> tuple[tuple[float, ...], ...]:
+        used.extend(jnp.zeros(1).devices())
+        return own.manifest.preview
+
+    monkeypatch.setattr(jax, "local_devices", local_devices)
+    monkeypatch.setattr(preview, "fitted", fit)
+    lines = list[str]()
+    assert with_preview(own.changed(preview=()), lines.append).manifest.preview == own.manifest.preview
+    assert used == devices()[-1:] and len(lines) == 1

@@ -28,12 +28,12 @@ from wanbuild.programs.wiring import aval_text, check_program, check_set
 from wanbuild.targets.target import resolve_target
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
-from wanrun.artifact.programs import PlainFile, Program, ProgramSet, aval
+from wanrun.artifact.programs import PlainFile, Program, ProgramSet
 from wanrun.errors import ArtifactError
 from wanrun.executables.executables import LoadedProgram
 from wanrun.executables.lowering import lower
 
-Changed = Callable[[dict[str, Any]], object]
+Changed = Callable[[Any], Any]
 
 
 def described(manifest: Manifest, rank: int = 0) -> Manifest:
@@ -104,175 +104,145 @@ def _programs(data: dict[str, Any]) -> Any:
     return programs["programs"][PROFILE]
 
 
-def inputs(name: str, **texts: Any) -> Changed:
-    return lambda data: _programs(data)[name]["avals"]["inputs"].update(texts)
+def put(data: dict[str, Any], path: str, value: Any) -> None:
+    """Changes what a path leads to, from a program, the model, the tokenizer or the profile's options.
 
-
-def outputs(name: str, **texts: Any) -> Changed:
-    return lambda data: _programs(data)[name]["avals"]["outputs"].update(texts)
-
-
-def role(name: str, other: str) -> Changed:
-    return lambda data: _programs(data)[name].update(role=other)
-
-
-def without(name: str) -> Changed:
-    return lambda data: _programs(data).pop(name)
-
-
-def model(**fields: Any) -> Changed:
-    return lambda data: (data["model"].update(fields), data.update(preview=[]))
-
-
-def options(**fields: Any) -> Changed:
-    return lambda data: data["profiles"][PROFILE]["options"].update(fields)
-
-
-def spread(kind: str, name: str) -> Changed:
-    def change(data: dict[str, Any]) -> None:
-        arrays = _programs(data)["spread_vae"]["avals"][kind][name]
-        arrays.update(dict.fromkeys(arrays, NEW))
-
-    return change
+    A function gives the value from all programs; ``DROP`` takes the place away.
+    """
+    programs = _programs(data)
+    given = {"model": data["model"], "tokenizer": data["tokenizer"]}
+    place = {**given, "options": data["profiles"][PROFILE]["options"], **programs}
+    *keys, last = path.split(".")
+    for key in keys:
+        place = place[key]
+        if last != "role" and keys[0] in programs and key == keys[0]:
+            place = place["avals"]
+    place = place if keys else programs
+    if value is DROP:
+        del place[last]
+    else:
+        place[last] = value(programs) if callable(value) else value
+    if keys and keys[0] == "model":
+        data["preview"] = []  # whose rows are the latents' channels
 
 
 def taking(name: str, key: str, maker: str) -> Changed:
-    """A program takes an output of another one."""
+    """A program that takes an output of another one."""
 
-    def change(data: dict[str, Any]) -> None:
-        programs = _programs(data)
+    def changed(programs: Any) -> Any:
         one, made = programs[name], programs[maker]["avals"]["outputs"][key]
-        one["inputs"], one["avals"]["inputs"] = [*one["inputs"], key], {**one["avals"]["inputs"], key: made}
+        avals = {**one["avals"], "inputs": {**one["avals"]["inputs"], key: made}}
+        return {**one, "inputs": [*one["inputs"], key], "avals": avals}
 
-    return change
+    return changed
 
 
-NEW = "uint8[3]"
+def spread(kind: str, name: str) -> Changed:
+    return lambda programs: dict.fromkeys(programs["spread_vae"]["avals"][kind][name], NEW)
+
+
+def without_slots(*names: str) -> Changed:
+    """Programs of which a chosen LoRA would change nothing; gives the first."""
+
+    def changed(programs: Any) -> Any:
+        for one in map(programs.get, names):
+            donated = [one["inputs"][index] for index in one["donate"]]
+            one["inputs"] = [key for key in one["inputs"] if key != "lora"]
+            one["donate"] = [one["inputs"].index(key) for key in donated]
+            one["avals"]["inputs"].pop("lora")
+        return programs[names[0]]
+
+    return changed
+
+
+DROP, NEW, RANK = object(), "uint8[3]", 4
 IMAGE = {"image": {"kind": "image", "array": "image"}}
 HELD = {"condition": "c", "latents": "l", "mask": "latents"}
 
-CHANGES: list[tuple[Changed, str]] = [
-    (model(latent_channels=17), "program decode_first of|inputs.latents"),
-    (model(vae_spatial=16), "inputs.latents"),
-    (model(leading_latents=1), "inputs.latents"),
-    (model(text_width=64), "program encode_text_64 of|outputs.embeddings"),
+CHANGES: list[tuple[str, Any, str]] = [
+    ("model.latent_channels", 17, "program decode_first of|inputs.latents"),
+    ("model.vae_spatial", 16, "inputs.latents"),
+    ("model.leading_latents", 1, "inputs.latents"),
+    ("model.text_width", 64, "program encode_text_64 of|outputs.embeddings"),
+    ("model.options.conditioning_scale", 1.0, "of form step that take conditioning_scale; expected one"),
+    ("model.options.boundary", 0.5, "transformers, with a default boundary; expected two; found one"),
+    ("model.task.inputs", IMAGE, "programs of role window; expected one"),
+    ("model.task.held", HELD, "programs that make c.l; expected one"),
+    ("tokenizer.max_length", 256, "inputs.embeddings; expected float32[2,256"),
+    ("tokenizer.max_length", 99, "tokens of the longest text encoder; expected 99"),
+    ("options.dtype", "bfloat16", "program encode_text_64 of|outputs.embeddings"),
+    ("options.scheduler_dtype", "bfloat16", "inputs.latents"),
+    ("options.max_steps", 99, "program denoise_loop of|inputs.coefficients"),
+    ("prepare.role", "once", "programs of role prepare; expected one; found nothing"),
+    ("decode_video.role", "window", "programs of role decode; expected one; found nothing"),
+    ("denoise_loop", DROP, "programs of role scan; expected one"),
+    ("stream_leave", DROP, "programs of role leave; expected one"),
+    ("encode_text", DROP, "tokens of the longest text encoder; expected 512; found 256"),
     (
-        lambda data: data["model"]["options"].update(conditioning_scale=1.0),
-        "programs of form step that take conditioning_scale; expected one",
-    ),
-    (
-        lambda data: data["model"]["options"].update(boundary=0.5),
-        "transformers, with a default boundary; expected two; found one",
-    ),
-    (lambda data: data["tokenizer"].update(max_length=256), "inputs.embeddings; expected float32[2,256"),
-    (lambda data: data["tokenizer"].update(max_length=99), "tokens of the longest text encoder; expected 99"),
-    (options(dtype="bfloat16"), "program encode_text_64 of|outputs.embeddings"),
-    (options(scheduler_dtype="bfloat16"), "inputs.latents"),
-    (options(max_steps=99), "program denoise_loop of|inputs.coefficients"),
-    (role("prepare", "once"), "programs of role prepare; expected one; found nothing"),
-    (role("decode_video", "window"), "programs of role decode; expected one; found nothing"),
-    (without("denoise_loop"), "programs of role scan; expected one"),
-    (without("stream_leave"), "programs of role leave; expected one"),
-    (without("encode_text"), "tokens of the longest text encoder; expected 512; found 256"),
-    (
-        lambda data: _programs(data).update(other={**_programs(data)["denoise_step"], "place": 1}),
+        "other",
+        lambda programs: {**programs["denoise_step"], "place": 1},
         "programs of role step; expected one; found denoise_step, other",
     ),
-    (lambda data: data["model"]["task"].update(inputs=IMAGE), "programs of role window; expected one"),
+    ("prepare.outputs.rope", DROP, "denoise_step of|inputs.rope; expected nothing; found a dict of"),
+    ("prepare.outputs.rope", NEW, "inputs.rope; expected uint8[3]; found a dict of"),
+    ("denoise_step.inputs.timestep", "float32[1]", "timestep; expected float32[]; found float32[1]"),
+    ("denoise_step.inputs.timestep", DROP, "inputs.timestep; expected float32[]; found nothing"),
+    ("denoise_step.inputs.guidance_scale", "int32[]", "inputs.guidance_scale; expected float32[]"),
+    ("denoise_step.outputs.history", NEW, "outputs.history; expected a dict of"),
+    ("denoise_loop.inputs.first", "int32[1]", "inputs.first; expected int32[]; found int32[1]"),
+    ("decode_video.outputs.frames", "uint8[4,64,96,4]", "outputs.frames; expected uint8[4,64,96,3]"),
+    ("encode_text.inputs.mask", "int32[512]", "program encode_text of|inputs.mask"),
+    ("stream_blocks.inputs.kv", NEW, "program stream_blocks of|inputs.kv; expected a dict of"),
+    ("stream_keys_blocks.outputs.kv", NEW, "program stream_blocks of|inputs.kv; expected uint8[3]"),
+    ("stream_blocks.outputs.carry", NEW, "program stream_blocks of|outputs.carry; expected "),
+    ("stream_blocks.outputs.carry", DROP, "outputs.carry; expected a dict of|found nothing"),
+    ("stream_enter.outputs.carry", NEW, "program stream_"),
     (
-        lambda data: data["model"]["task"].update(held=HELD),
-        "programs that make c.l; expected one",
-    ),
-    (
-        lambda data: _programs(data)["prepare"]["avals"]["outputs"].pop("rope"),
-        "program denoise_step of|inputs.rope; expected nothing; found a dict of",
-    ),
-    (outputs("prepare", rope=NEW), "inputs.rope; expected uint8[3]; found a dict of"),
-    (inputs("denoise_step", timestep="float32[1]"), "inputs.timestep; expected float32[]; found float32[1]"),
-    (inputs("denoise_loop", first="int32[1]"), "inputs.first; expected int32[]; found int32[1]"),
-    (inputs("denoise_step", guidance_scale="int32[]"), "inputs.guidance_scale; expected float32[]"),
-    (
-        lambda data: _programs(data)["denoise_step"]["avals"]["inputs"].pop("timestep"),
-        "inputs.timestep; expected float32[]; found nothing",
-    ),
-    (outputs("denoise_step", history=NEW), "outputs.history; expected a dict of"),
-    (outputs("decode_video", frames="uint8[4,64,96,4]"), "outputs.frames; expected uint8[4,64,96,3]"),
-    (inputs("encode_text", mask="int32[512]"), "program encode_text of|inputs.mask"),
-    (inputs("stream_blocks", kv=NEW), "program stream_blocks of|inputs.kv; expected a dict of"),
-    (outputs("stream_keys_blocks", kv=NEW), "program stream_blocks of|inputs.kv; expected uint8[3]"),
-    (outputs("stream_blocks", carry=NEW), "program stream_blocks of|outputs.carry; expected "),
-    (outputs("stream_enter", carry=NEW), "program stream_"),
-    (
-        lambda data: _programs(data)["stream_blocks"]["avals"]["outputs"].pop("carry"),
-        "program stream_blocks of|outputs.carry; expected a dict of|found nothing",
-    ),
-    (
-        lambda data: _programs(data).update(other=_programs(data)["stream_blocks"]),
+        "other",
+        lambda programs: programs["stream_blocks"],
         "programs of role layer; expected blocks; found blocks, blocks",
     ),
-    (taking("stream_context", "carry", "stream_enter"), "inputs.carry; expected nothing"),
-    (taking("stream_enter", "kv", "stream_keys_blocks"), "inputs.kv; expected nothing"),
+    ("stream_context", taking("stream_context", "carry", "stream_enter"), "carry; expected nothing"),
+    ("stream_enter", taking("stream_enter", "kv", "stream_keys_blocks"), "inputs.kv; expected nothing"),
     (
-        lambda data: _programs(data).update(spread_x=_programs(data).pop("spread_vae")),
+        "spread_x",
+        lambda programs: programs.pop("spread_vae"),
         "a program that spreads weights; expected spread_",
     ),
-    (spread("inputs", "rows"), "program spread_vae of|inputs.rows.|found uint8[3]"),
-    (spread("outputs", "weights"), "program spread_vae of|outputs.weights.|found uint8[3]"),
-    (inputs("spread_vae", rows={}), "inputs.rows; expected parameters"),
-    (outputs("attention", out=NEW), "program attention of|outputs.out; expected float32[3]"),
-    (inputs("spread_vae", rows={"more": NEW}), "inputs.rows; expected parameters"),
+    ("spread_vae.inputs.rows", spread("inputs", "rows"), "spread_vae of|inputs.rows.|found uint8[3]"),
+    ("spread_vae.outputs.weights", spread("outputs", "weights"), "outputs.weights.|found uint8[3]"),
+    ("spread_vae.inputs.rows", {}, "inputs.rows; expected parameters"),
+    ("spread_vae.inputs.rows", {"more": NEW}, "inputs.rows; expected parameters"),
+    ("attention.outputs.out", NEW, "program attention of|outputs.out; expected float32[3]"),
+]
+SLOT_CHANGES: list[tuple[str, Any, str]] = [
+    ("options.lora_rank", RANK + 1, "prepare of|lora.blocks.attn1.to_k.lora_a; expected float32["),
+    ("options.lora_rank", 0, "program prepare of|inputs.lora; expected nothing; found a dict of"),
+    ("denoise_step.inputs.lora", NEW, "program denoise_step of|inputs.lora; expected a dict of"),
+    ("stream_blocks.inputs.lora", {}, "stream_blocks of|inputs.lora.attn1; expected a dict of"),
+    ("stream_leave.inputs.lora.blocks", {}, "stream_leave of|inputs.lora.blocks; expected nothing"),
+    ("prepare", without_slots("prepare", "denoise_step"), "of form step that take lora; expected one"),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("change", "parts"), CHANGES)
-def test_what_does_not_fit_is_refused(written: dict[str, Any], change: Changed, parts: str) -> None:
+@pytest.mark.parametrize(("path", "value", "parts"), CHANGES)
+def test_what_does_not_fit_is_refused(written: dict[str, Any], path: str, value: Any, parts: str) -> None:
     check(written)
     data = copy.deepcopy(written)
-    change(data)
+    put(data, path, value)
     with pytest.raises(ArtifactError, match=PROFILE) as caught:
         check(data)
     assert all(part in str(caught.value) for part in parts.split("|")), caught.value
     assert caught.value.exit_code == 3
 
 
-def without_slots(*names: str) -> Changed:
-    """Programs of which a chosen LoRA would change nothing."""
-
-    def change(data: dict[str, Any]) -> None:
-        for name in names:
-            program = _programs(data)[name]
-            donated = [program["inputs"][index] for index in program["donate"]]
-            program["inputs"] = [key for key in program["inputs"] if key != "lora"]
-            program["donate"] = [program["inputs"].index(key) for key in donated]
-            program["avals"]["inputs"].pop("lora")
-
-    return change
-
-
-RANK = 4
-SLOT_CHANGES: list[tuple[Changed, str]] = [
-    (
-        options(lora_rank=RANK + 1),
-        "program prepare of|inputs.lora.blocks.attn1.to_k.lora_a; expected float32[",
-    ),
-    (options(lora_rank=0), "program prepare of|inputs.lora; expected nothing; found a dict of"),
-    (inputs("denoise_step", lora=NEW), "program denoise_step of|inputs.lora; expected a dict of"),
-    (inputs("stream_blocks", lora={}), "program stream_blocks of|inputs.lora.attn1; expected a dict of"),
-    (
-        lambda data: _programs(data)["stream_leave"]["avals"]["inputs"]["lora"].update(blocks={}),
-        "program stream_leave of|inputs.lora.blocks; expected nothing",
-    ),
-    (without_slots("prepare", "denoise_step"), "programs of form step that take lora; expected one"),
-]
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize(("change", "parts"), SLOT_CHANGES)
+@pytest.mark.parametrize(("path", "value", "parts"), SLOT_CHANGES)
 def test_slots_that_do_not_fit_are_refused(
-    written_with_slots: dict[str, Any], change: Changed, parts: str
+    written_with_slots: dict[str, Any], path: str, value: Any, parts: str
 ) -> None:
-    test_what_does_not_fit_is_refused(written_with_slots, change, parts)
+    test_what_does_not_fit_is_refused(written_with_slots, path, value, parts)
 
 
 @pytest.mark.slow
@@ -359,8 +329,3 @@ def test_a_program_without_names_is_refused() -> None:
         with pytest.raises(ArtifactError) as caught:
             check_program("minus", record, {}, False, found)
         assert caught.value.found == unnamed
-
-
-def test_an_array_in_words() -> None:
-    assert aval_text("float32", 2, 3) == "float32[2,3]" and aval_text("bool") == "bool[]"
-    assert aval(aval_text("uint8", 7)) == ("uint8", (7,))

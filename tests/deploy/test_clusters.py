@@ -1,4 +1,4 @@
-"""The script for Slurm: shellcheck, and its run with programs in the places of wanrun and scontrol."""
+"""The script for Slurm, which runs here, and the files for SkyPilot: their keys are those of its schemas."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+import yaml
 
-from helpers.deploy import DEPLOY, unknown
+from helpers.deploy import DEPLOY, REPOSITORY, unknown
 
 SCRIPT: Final = DEPLOY / "slurm" / "videos.sbatch"
 SHELLCHECK: Final = Path(sys.executable).with_name("shellcheck")
@@ -27,7 +29,6 @@ touch "$PLACE/runs"
 [[ $ENDS ]] && exit "$ENDS"
 for _ in {1..500}; do sleep 0.02; done
 """
-
 
 NUMBERS: Final = {"SLURM_JOB_ID": "77", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "7"}
 """Of the last task of an array, whose job has the array's own number."""
@@ -114,17 +115,21 @@ def test_options_exist(tmp_path: Path) -> None:
     assert shlex.join(arguments).count("--") == 3  # so all options are seen
 
 
-@pytest.mark.parametrize("code", [0, 2, 3])
-def test_its_end_is_that_of_wanrun(tmp_path: Path, code: int) -> None:
-    task = begin(tmp_path, str(code))
-    assert task.end() == code
-    assert task.put_back == []
-
-
-def test_before_the_time_limit_it_ends_and_is_put_back(tmp_path: Path) -> None:
-    task = begin(tmp_path, SLURM_RESTART_COUNT="3")
-    assert task.end(signal.SIGUSR1) == 143
-    assert task.put_back == ["requeue 77_7"]
+@pytest.mark.parametrize(
+    ("ends", "number", "restarts", "code", "put_back"),
+    [
+        *((str(code), None, "", code, []) for code in (0, 2, 3)),
+        ("", signal.SIGUSR1, "3", 143, ["requeue 77_7"]),  # before the time limit
+        ("", signal.SIGUSR1, "20", 143, []),  # it never ends
+        ("", signal.SIGTERM, "3", 143, []),  # it is cancelled
+    ],
+)
+def test_its_end_is_that_of_wanrun(
+    tmp_path: Path, ends: str, number: signal.Signals | None, restarts: str, code: int, put_back: list[str]
+) -> None:
+    task = begin(tmp_path, ends, SLURM_RESTART_COUNT=restarts)
+    assert task.end(number) == code and task.put_back == put_back
+    assert ("started 21 times" in task.said) == (restarts == "20")
 
 
 def test_a_refusal_to_put_it_back_keeps_the_exit_code(tmp_path: Path) -> None:
@@ -133,18 +138,63 @@ def test_a_refusal_to_put_it_back_keeps_the_exit_code(tmp_path: Path) -> None:
     assert task.end(signal.SIGUSR1) == 143
 
 
-def test_what_is_cancelled_is_not_put_back(tmp_path: Path) -> None:
-    task = begin(tmp_path)
-    assert task.end(signal.SIGTERM) == 143
-    assert task.put_back == []
-
-
-def test_what_never_ends_is_given_up(tmp_path: Path) -> None:
-    task = begin(tmp_path, SLURM_RESTART_COUNT="20")
-    assert task.end(signal.SIGUSR1) == 143
-    assert task.put_back == [] and "started 21 times" in task.said
-
-
 def test_it_says_what_it_needs(tmp_path: Path) -> None:
     done = subprocess.run(["bash", SCRIPT, "/artifact"], capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "ARTIFACT PROMPTS FOLDER" in done.stderr
+
+
+# The files for SkyPilot. Its package is too large for a test; the keys are those of its schemas, 0.14.1.
+
+
+FOLDER: Final = DEPLOY / "skypilot"
+TASK: Final = frozenset({"name", "pool", "resources", "workdir", "file_mounts", "setup", "run", "envs"})
+"""Those keys of a task that the files may have, of ``get_task_schema`` in SkyPilot's ``utils/schemas.py``."""
+RESOURCES: Final = frozenset({"accelerators", "disk_size"})
+STORAGE: Final = frozenset({"name", "source", "store", "mode"})
+MODES: Final = frozenset({"MOUNT", "COPY", "MOUNT_CACHED"})
+
+
+def read(name: str) -> dict[str, Any]:
+    task = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    assert isinstance(task, dict)
+    return task
+
+
+@pytest.mark.parametrize("name", ["pool.yaml", "job.yaml"])
+def test_keys_are_those_of_the_schema(name: str) -> None:
+    task = read(name)
+    assert task.keys() <= TASK and task["resources"].keys() <= RESOURCES
+    for place, mount in task.get("file_mounts", {}).items():
+        if isinstance(mount, str):
+            assert (REPOSITORY / mount).is_file(), place
+        else:
+            assert mount.keys() <= STORAGE and mount["mode"] in MODES
+    assert all(isinstance(value, str) for value in task.get("envs", {}).values())
+
+
+def test_a_pool_makes_machines_and_a_job_uses_them() -> None:
+    pool, job = read("pool.yaml"), read("job.yaml")
+    assert pool["pool"].keys() == {"workers"} and "run" not in pool
+    assert not job.keys() & {"pool", "setup", "workdir", "file_mounts"}
+    assert job["resources"]["accelerators"] == pool["resources"]["accelerators"]
+    (prompts,) = (place for place in pool["file_mounts"] if place.endswith(".txt"))
+    command = shlex.split(job["run"].strip())
+    assert command[command.index("--prompts") + 1] == prompts
+    folder, _, name = command[command.index("--output") + 1].rpartition("/")
+    assert pool["file_mounts"][folder]["mode"] == "MOUNT_CACHED" and "{index}" in name
+
+
+def test_commands_are_ours() -> None:
+    pool, job = read("pool.yaml"), read("job.yaml")
+    program, *arguments = shlex.split(job["run"].strip())
+    assert program == "~/wanrun/bin/wanrun"
+    (made,) = (line.split() for line in pool["setup"].splitlines() if "uv venv " in line)
+    assert "--allow-existing" in made and made[-1] == "~/wanrun"
+    assert unknown(arguments) == set() and arguments[arguments.index("--shard") + 1] == "auto"
+    variables = set(re.findall(r"\$(\w+)", job["run"]))
+    assert variables == job["envs"].keys()
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (used,) = re.findall(r"'\.\[([\w,]+)\]'", pool["setup"])
+    assert set(used.split(",")) <= extras["optional-dependencies"].keys()
+    assert pool["workdir"] == "." and "--constraint constraints.txt" in pool["setup"]
+    assert (REPOSITORY / "constraints.txt").is_file()

@@ -1,9 +1,10 @@
-"""Targets by name: the table of chips, topologies without a chip, and what ends in one line."""
+"""Targets by name: chips and near misses, CPU levels, meshes, topologies, and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,13 +25,26 @@ from wanbuild.plan.published_model import published_manifest, published_names
 from wanbuild.programs.compile import as_recorded
 from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
-from wanbuild.targets import topology
+from wanbuild.targets import cpu_levels, topology
 from wanbuild.targets.chip import Chip
 from wanbuild.targets.chips import CHIPS
-from wanbuild.targets.target import TargetSpec, attached_platform, platforms_of, resolve_target
+from wanbuild.targets.cpu_levels import CPU_LEVELS
+from wanbuild.targets.parsing import USES, chip_named, choice, parse_mesh
+from wanbuild.targets.target import (
+    CPU,
+    PLAIN_CPU,
+    TargetSpec,
+    attached_platform,
+    multiplies_bfloat16,
+    platforms_of,
+    resolve_target,
+)
 from wanbuild.targets.topology import COMPILERS, open_topology
+from wanrun.artifact.mesh import AXES
 from wanrun.artifact.targets import Environment
+from wanrun.codes import ErrorCode
 from wanrun.errors import UsageError
+from wanrun.machine.cpu import CPU_LEVEL_FEATURES, cpu_features
 
 TPUS = [name for name, chip in CHIPS.items() if chip.platform == "tpu"]
 GPUS = [name for name, chip in CHIPS.items() if chip.platform == "cuda"]
@@ -115,30 +129,31 @@ def test_products_in_eight_bits(
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "line"),
+    ("name", "mesh", "code", "parts"),
     [
         (
             "v9",
             {},
-            "target v9 is not known; expected one of local, cpu, cpu-v3, cpu-v4, cpu-v4-bf16, v4, v5e",
+            "unknown_name",
+            {"what": "v9 ", "expected": "local, cpu, cpu-v3, cpu-v4, cpu-v4-bf16, v4, "},
         ),
-        ("v5e", {"context": 3}, "v5e does not come with 3 devices; expected one of 1, 2, 4, 8"),
-        ("v5p", {"context": 512}, "found 512; use a mesh of 256 devices"),
-        ("v7x-8", {"data": 2}, "expected --mesh with 8 in all; found data=2; wanbuild plan --target v7x-8"),
-        ("v9-w8a8", {}, "target v9 is not known"),
-        *((name, {}, f"target {name} is not known") for name in ("w8a8", "w8a8-cpu", "cpu-w8a8-v3")),
-        ("h200-x", {}, "target h200-x is not known"),
-        ("v5", {}, "found v5; name the chip: --target v5e or v5p"),
-        ("H100 8", {"data": 2}, "target h100-8 and its mesh have different numbers of devices"),
-        ("tpu", {}, "found tpu; name the chip: --target v4 or v5e or v5p or v6e or v7x"),
-        ("gpu", {}, "found gpu; name the chip: --target a100 or "),
-        ("h200", {"context": 16}, "h200 does not come with 16 devices; expected one of 1, 2, 3"),
+        *((name, {}, "unknown_name", {"what": f"target {name} "}) for name in ("w8a8", "w8a8-cpu")),
+        *((name, {}, "unknown_name", {"what": f"target {name} "}) for name in ("cpu-w8a8-v3", "h200-x")),
+        ("v9-w8a8", {}, "unknown_name", {"what": "target v9 "}),
+        ("v5", {}, "unknown_name", {"found": "v5", "remedy": "--target v5e or v5p"}),
+        ("tpu", {}, "unknown_name", {"found": "tpu", "remedy": "--target v4 or v5e or v5p or v6e or v7x"}),
+        ("gpu", {}, "unknown_name", {"found": "gpu", "remedy": "--target a100 or "}),
+        ("v5e", {"context": 3}, "unsupported", {"expected": "1, 2, 4, 8", "found": 3}),
+        ("v5p", {"context": 512}, "unsupported", {"found": 512, "remedy": 256}),
+        ("h200", {"context": 16}, "unsupported", {"expected": "1, 2, 3", "found": 16}),
+        ("v7x-8", {"data": 2}, "mismatch", {"expected": 8, "found": "data=2", "remedy": "--target v7x-8"}),
+        ("H100 8", {"data": 2}, "mismatch", {"what": "h100-8 "}),
     ],
 )
-def test_what_is_no_target(name: str, mesh: dict[str, int], line: str) -> None:
-    with pytest.raises(UsageError) as caught:
+def test_what_is_no_target(name: str, mesh: dict[str, int], code: ErrorCode, parts: dict[str, Any]) -> None:
+    with refuses(code, **parts) as caught:
         resolve_target(name, mesh)
-    assert line in str(caught.value) and "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["v5e", "h200"])
@@ -218,3 +233,132 @@ def test_a_target_without_its_chip_can_be_built_again_anywhere(tmp_path: Path) -
     spec = like_here(tmp_path, "v6e-context4", plain_target(built), {"context": 4})
     assert (spec.name, spec.environment["topology"]) == ("v6e-context4", "v6e:2x2")
     assert spec.environment["packages"]["libtpu"] != "0"
+
+
+# Names of chips as users write them: near misses that mean one chip, and what means none.
+
+
+@pytest.mark.parametrize(
+    ("texts", "name"),
+    [
+        (("4090", "RTX 4090", "rtx-4090", "NVIDIA GeForce RTX 4090"), "rtx4090"),
+        (("4090-w8a8-2", "RTX 4090-2-W8A8"), "rtx4090-w8a8-2"),
+        (("h100-8", "H100_8", "nvidia-h100-8"), "h100-8"),
+        (("4060ti", "RTX 4060 Ti", "4060ti-16gb"), "rtx4060ti-16gb"),
+        (("rtx4060ti-16gb-w8a8-4", "4060 ti-w8a8-4"), "rtx4060ti-16gb-w8a8-4"),
+        (("RTX PRO 6000", "pro6000"), "rtxpro6000"),
+        (("h20-0",), "h20-0"),
+        (("V7X", "tpu-v7x"), "v7x"),
+    ],
+)
+def test_near_misses_mean_one_chip(texts: tuple[str, ...], name: str) -> None:
+    found = [chip_named(text) for text in texts]
+    assert [one and one.text for one in found] == [name] * len(texts)
+    assert {one and one.chip.kernels.w8a8 for one in found} == {"w8a8" in name}
+
+
+def test_every_chip_has_its_own_name() -> None:
+    for name, chip in CHIPS.items():
+        for text in (name, name.upper(), name.removeprefix("rtx")):
+            found = chip_named(text)
+            assert found is not None and found.chip is chip and found.count is None
+
+
+@pytest.mark.parametrize(
+    ("text", "like"),
+    [
+        ("v5", "v5e or v5p"),
+        ("100", "a100 or h100"),
+        ("4070", "rtx4070ti"),  # which is another card
+        ("6000", "rtxpro6000"),  # so are the RTX A6000 and the RTX 6000 Ada
+        ("l40-2", None),
+        ("rtx4090-24gb", None),
+        ("v7x-", "v7x"),
+        *((text, None) for text in ("", "-8", "v7x-08000", "local", "cpu-v3", "h200-local", "4060ti-8gb")),
+    ],
+)
+def test_what_means_no_chip(text: str, like: str | None) -> None:
+    assert chip_named(text) is None
+    assert (choice(text) or "").rpartition("--target ")[2] == (like or "")
+
+
+# Meshes as users write them.
+
+
+def test_every_axis_has_its_use() -> None:
+    assert tuple(USES) == AXES
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("data=2,context=4", {"data": 2, "context": 4}),
+        (" context = 4 ".replace(" = ", "=") + ", data=2", {"data": 2, "context": 4}),
+        ("data=1,context=1", {}),
+        ("", {}),
+        ("tensor=8", {"tensor": 8}),
+    ],
+)
+def test_what_is_written(text: str, sizes: dict[str, int]) -> None:
+    """An axis that is left out has one device; the order is always that of the table."""
+    assert list(parse_mesh(text).items()) == list(sizes.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "what"),
+    [
+        ("model=2", "unknown_name", "axis"),
+        ("2x4", "unknown_name", "axis"),
+        ("data=2,", "unknown_name", "axis"),
+        ("data=2,data=2", "conflict", "data "),
+        *(
+            (f"data{number}", "missing_parameter", "data")
+            for number in ("", "=0", "=-2", "=2.0", "=\N{SUPERSCRIPT TWO}", "=" + "9" * 5000)
+        ),
+    ],
+)
+def test_what_is_no_mesh(text: str, code: ErrorCode, what: str) -> None:
+    with refuses(code, what=what):
+        parse_mesh(text)
+
+
+# CPU levels as targets.
+
+
+def host_has(name: str) -> bool:
+    return set(CPU_LEVEL_FEATURES[name]) <= set(cpu_features())
+
+
+def test_every_level_of_the_runtime_can_be_built() -> None:
+    assert list(CPU_LEVELS) == list(CPU_LEVEL_FEATURES)
+    for level in CPU_LEVELS.values():
+        assert level.limits[-1] == "AVX2" and {"AVX2", "FMA", "SSE2"} <= level.instructions
+        assert ("AVX512F" in level.instructions) == ("avx512f" in level.features)
+
+
+@pytest.mark.parametrize("name", CPU_LEVEL_FEATURES)
+def test_a_level_has_no_more_than_its_features(name: str) -> None:
+    if not host_has(name):
+        pytest.skip(f"this CPU is below {name}")
+    spec = resolve_target(name)
+    assert (spec.name, spec.platform, spec.cpu_level) == (name, "cpu", CPU_LEVELS[name])
+    assert spec.kernels == (CPU if name.endswith("bf16") else PLAIN_CPU)
+    assert spec.environment["cpu_features"] == list(CPU_LEVEL_FEATURES[name])
+    assert spec.environment["cpu_level"] == name
+    msgspec.convert(spec.environment, Environment)
+    assert resolve_target("cpu").cpu_level is None
+
+
+def test_a_level_that_this_cpu_is_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_levels, "cpu_features", lambda: CPU_LEVEL_FEATURES["cpu-v3"])
+    resolve_target("cpu-v3")
+    with refuses("unsupported", what="cpu-v4", found="avx512bw avx512cd"):
+        resolve_target("cpu-v4")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with refuses("unsupported", what="cpu-v3", expected="x86-64", found="aarch64"):
+        resolve_target("cpu-v3")
+
+
+def test_levels_that_multiply_bfloat16() -> None:
+    for name, features in CPU_LEVEL_FEATURES.items():
+        assert multiplies_bfloat16(features) == name.endswith("bf16")

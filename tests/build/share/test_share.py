@@ -1,4 +1,4 @@
-"""An artifact as an OCI image layout: read here by the specification alone."""
+"""An artifact as an OCI image layout, read here by the specification, and its bill of materials."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from helpers.refusals import refuses
 from wanbuild.cli import wanbuild
 from wanbuild.share import oci
 from wanbuild.share.oci import write_layout
+from wanbuild.share.sbom import bill_of_materials
 from wanbuild.share.share_options import OciRequest
 from wancli.command import fetch_all
-from wanrun.artifact.artifact import open_artifact
+from wanrun.artifact.adapter import Lora
+from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import read_manifest
-from wanrun.errors import ArtifactError, UsageError
+from wanrun.errors import ArtifactError
 from wanrun.intact import check_intact
 from wanrun.trust.recorded import known_verdict
 from wanrun.trust.verdict import Verdict
@@ -135,23 +137,13 @@ def test_what_is_refused_changes_nothing(artifact: Path, tmp_path: Path) -> None
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "letter.txt").write_text("dear")
-    for request, expected in (
-        (
-            OciRequest(artifact, theirs),
-            f"{theirs} is not an OCI image layout; expected one, or a new or empty",
-        ),
-        (
-            OciRequest(artifact, tmp_path / "o", "a b"),
-            "the tag is not valid in a registry; expected letters",
-        ),
-        (
-            OciRequest(artifact, tmp_path / "o", targets=["v5e"]),
-            f"{artifact} has no target v5e; expected one of",
-        ),
+    for request, code, what in (
+        (OciRequest(artifact, theirs), "wrong_kind", theirs),
+        (OciRequest(artifact, tmp_path / "o", "a b"), "invalid_value", "tag"),
+        (OciRequest(artifact, tmp_path / "o", targets=["v5e"]), "unknown_name", artifact),
     ):
-        with pytest.raises(UsageError) as caught:
+        with refuses(code, what=what):
             write_layout(request, lambda line: None)
-        assert str(caught.value).startswith(expected)
     own(artifact, "programs")
     flip(next(path for path in (artifact / "programs").rglob("*") if path.is_file()), 100)
     with pytest.raises(ArtifactError, match="is damaged"):
@@ -179,3 +171,50 @@ def test_a_layout_keeps_its_images_when_the_disk_is_full(
     with refuses("no_space", what=tmp_path / "o"):
         write_layout(request, lambda line: None)
     assert files(tmp_path / "o") == before
+
+
+# The bill of materials: the library's own validator takes it, and it says what the manifest does.
+
+
+def test_the_bill_has_source_parts_and_packages(artifact: Path, tmp_path: Path) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    adapter = put_adapter(artifact)
+    manifest = read_manifest(artifact)
+    manifest = manifest.changed(
+        source={**manifest.source, "repository": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "revision": "abc"},
+        loras=tuple(
+            Lora(file="style.safetensors", sha256=digit * 64, scale=0.5, component="transformer")
+            for digit in "01"
+        ),
+    )
+    manifest.write(artifact)
+    for _ in range(2):  # a bill that is there is replaced
+        written = CliRunner().invoke(wanbuild, ["sbom", str(artifact), "-o", str(tmp_path / "bom.json")])
+        assert written.exit_code == 0, written.output
+    text = (tmp_path / "bom.json").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert CliRunner().invoke(wanbuild, ["sbom", str(artifact)]).output == text
+    bom = json.loads(text)
+    model = bom["metadata"]["component"]
+    facts = {one["name"]: one["value"] for one in model["properties"]}
+    assert facts["wan:manifest-digest"] == manifest.manifest_digest
+    assert model["licenses"][0]["license"]["id"] == "Apache-2.0"
+    assert model["externalReferences"][0]["url"].endswith("/Wan2.1-T2V-1.3B-Diffusers/tree/abc")
+    parts = {part["bom-ref"]: part for part in bom["components"]}
+    assert {f"data:weights/{name}" for name in manifest.components} <= parts.keys()
+    for number in range(2):
+        assert parts[f"data:lora/{number}/style.safetensors"]["hashes"][0]["content"] == str(number) * 64
+    assert parts["data:adapter/style"]["hashes"][0]["content"] == adapter.sha256
+    versions = manifest.targets["cpu"].environment["packages"]
+    assert parts[f"library:jaxlib@{versions['jaxlib']}"]["purl"] == f"pkg:pypi/jaxlib@{versions['jaxlib']}"
+    (needs,) = [one for one in bom["dependencies"] if one["ref"] == model["bom-ref"]]
+    assert set(needs["dependsOn"]) == parts.keys()
+
+
+def test_damaged_requirements_are_an_error(artifact: Path) -> None:
+    manifest = read_manifest(artifact)
+    flip(artifact / manifest.targets["cpu"].requirements.file, 3)
+    with pytest.raises(ArtifactError, match="is damaged"):
+        bill_of_materials(Artifact(manifest, artifact))

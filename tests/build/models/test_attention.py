@@ -1,4 +1,4 @@
-"""Every form of the attention computes what the plain one does: see ``naive``."""
+"""Every form of the attention computes what the plain one does, as do its passes and shared tokens."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.devices import on_devices
+from helpers.naive import order_of_halves
 from wanbuild.models.attention import Attention, blocked_attention
 from wanbuild.models.attention_forms import attention_form
 from wanbuild.models.cudnn import CudnnAttention
@@ -18,11 +20,15 @@ from wanbuild.models.flash import FlashAttention
 from wanbuild.models.mosaic import FACTOR, LEAST, MASKED, log_sums, weighed
 from wanbuild.models.mosaic_tcgen05 import SLACK, Tcgen05Attention
 from wanbuild.models.mosaic_wgmma import WgmmaAttention
+from wanbuild.models.passes import Passes, Unrotated
+from wanbuild.models.rope import apply_rope
+from wanbuild.models.tpu_passes import TpuPasses
+from wanbuild.models.tracing import TraceOptions, tracing_with
+from wanbuild.models.umt5 import SCORES_BYTES, _attention, relative_position_buckets
 from wanbuild.targets.chips import CHIPS
 from wanbuild.targets.target import CPU
 
 FLASH = FlashAttention(128, 16, 32, interpret=True)
-
 FORMS: dict[str, Attention] = {
     "cpu": blocked_attention,
     "flash": FLASH,
@@ -30,7 +36,6 @@ FORMS: dict[str, Attention] = {
     "wgmma": WgmmaAttention(64, 64, 2, interpret=True),
     "tcgen05": Tcgen05Attention(64, 64, 2, interpret=True),
 }
-
 CASES = {
     "odd lengths": (1, 333, 205, 2, 128, None),
     "whole blocks of keys": (1, 130, 512, 1, 128, None),
@@ -41,10 +46,8 @@ CASES = {
     "few keys": (2, 10, 7, 2, 12, 5),
 }
 """Batch, queries, keys, heads, head dimension, and which keys count."""
-
 TOLERANCES = {"float32": 2e-6, "bfloat16": 8e-3}
 """Relative; seen: 9e-7, and 4e-3 of cuDNN's place holder, whose sums are rounded."""
-
 FLASH_TOLERANCES = {"float32": 2e-6, "bfloat16": 3e-3}
 """Relative; seen: 7e-7, and 2.2e-3, of which rounding the result is 1.7e-3."""
 
@@ -215,3 +218,141 @@ def test_the_form_of_every_target() -> None:
     assert {type(form) for name, form in forms.items() if CHIPS[name].platform == "tpu"} == {FlashAttention}
     assert {type(form) for name, form in forms.items() if CHIPS[name].platform == "cuda"} == {CudnnAttention}
     assert attention_form(CPU) is blocked_attention
+
+
+# The TPU's kernels around the attention do what the plain passes do.
+
+
+PLAIN, TPU = Passes(), TpuPasses(interpret=True)
+
+
+def array(seed: int, *shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("tokens", "heads", "width", "parts"),
+    [(700, 3, 128, 1), (37, 12, 128, 2), (20, 18, 128, 2), (9, 4, 32, 2)],
+    ids=["two blocks", "parts", "two blocks of a part's heads", "other heads"],
+)
+def test_norm_and_rotation(tokens: int, heads: int, width: int, parts: int) -> None:
+    x = Unrotated(array(0, 2, tokens, heads * width), array(1, 2, tokens, 1), array(2, heads * width))
+    arguments: tuple[Any, ...] = (array(3, tokens, width // 2), array(4, tokens, width // 2), 0.3)
+    found, plain = (one.rotate(x, *arguments, jnp.float32, parts) for one in (TPU, PLAIN))
+    assert found.shape == (parts, 2, tokens, heads // parts, width)
+    np.testing.assert_allclose(found, plain, rtol=2e-6, atol=2e-6)
+    rounded = Unrotated(x.values.astype(jnp.bfloat16), x.inverse, x.weight)
+    found, plain = (one.rotate(rounded, *arguments, jnp.bfloat16, parts) for one in (TPU, PLAIN))
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(found.astype(jnp.float32), plain.astype(jnp.float32), rtol=8e-3, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_parts() -> None:
+    x = array(0, 2, 530, 4, 128)
+    parts = TPU.by_part(x, 2)
+    np.testing.assert_array_equal(parts, np.asarray(x).reshape(2, 530, 2, 2, 128).transpose(2, 0, 1, 3, 4))
+    np.testing.assert_array_equal(TPU.joined(parts), x)
+    np.testing.assert_array_equal(PLAIN.joined(PLAIN.by_part(x, 2)), x)
+
+
+# Rotation in halves, of both forms, is the rotation of neighbours whose rows are reordered.
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_halves_are_neighbours(cpu: bool) -> None:
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((2, 5, 3, 12)).astype(np.float32)
+    angles = rng.uniform(0, 6, (5, 6)).astype(np.float32)
+    pairs = x.astype(np.float64).reshape(2, 5, 3, 6, 2)
+    turned = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angles.astype(np.float64))[:, None]
+    expected = np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
+    order = order_of_halves(12, 12)
+    with tracing_with(TraceOptions(cpu=cpu)):
+        found = jax.jit(apply_rope)(x[..., order], np.cos(angles), np.sin(angles))
+    np.testing.assert_allclose(found, expected[..., order], atol=1e-6)
+
+
+# Attention of tokens that several devices share, around the TPU's kernel: Ulysses, ring and both.
+
+
+DEVICES = 4
+MESHES = ({"context": 4}, {"ring": 4}, {"ring": 2, "context": 2})
+
+
+def compare() -> None:
+    """Runs in a process with virtual devices: 150 tokens, which do not divide, and four heads."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from wanbuild.models.attention import blocked_attention
+    from wanbuild.models.flash import FlashAttention
+    from wanbuild.models.partition import shared_tokens
+    from wanbuild.models.passes import Unrotated
+    from wanbuild.models.sequence import TokenAttention
+    from wanrun.artifact.mesh import jax_mesh
+
+    count, heads, width = 150, 4, 128
+    rng = np.random.default_rng(0)
+
+    def array(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    def attend(kernel: Any, q: Unrotated, k: Unrotated, v: jax.Array, cos: jax.Array, sin: jax.Array) -> Any:
+        tokens = TokenAttention(kernel, count)
+        q, k = (Unrotated(shared_tokens(x.values, 1), shared_tokens(x.inverse, 1), x.weight) for x in (q, k))
+        v, cos, sin = shared_tokens(v, 1), shared_tokens(cos, 0), shared_tokens(sin, 0)
+        image, real = v[:1, :33], jnp.arange(33) < 30
+        return tokens.among(q, k, v, cos, sin), tokens.to(tokens.scaled(v, v.dtype), image, image, real)
+
+    q, k = (
+        Unrotated(array(2, count, heads * width), array(2, count, 1), array(heads * width)) for _ in range(2)
+    )
+    given = q, k, array(2, count, heads, width), array(count, width // 2), array(count, width // 2)
+    expected = attend(blocked_attention, *given)
+    kernel = FlashAttention(64, 16, 32, interpret=True)
+    for sizes in MESHES:
+        mesh = jax_mesh(sizes, jax.devices())
+        assert mesh is not None
+        with jax.set_mesh(mesh):
+            found = jax.jit(functools.partial(attend, kernel))(*given)
+        for one, plain in zip(found, expected, strict=True):
+            one = np.asarray(one)[:, :count]
+            error = np.linalg.norm(one - plain) / np.linalg.norm(plain)
+            assert error < 2e-6, (sizes, error)
+        print("compared", *sizes)
+
+
+@pytest.mark.thorough
+def test_attention_of_shared_tokens() -> None:
+    assert on_devices(DEVICES, compare).split("\n") == [*(" ".join(("compared", *m)) for m in MESHES), ""]
+
+
+# The text encoder's attention by groups of heads, on a CPU, and of all heads at once.
+
+
+P, N, K = 1, 12, 16
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("tokens", [64, 512])
+@pytest.mark.parametrize("widened", [False, True])
+def test_groups_of_heads(tokens: int, widened: bool) -> None:
+    rng = np.random.default_rng(tokens)
+    q, k, v = (jnp.asarray(rng.standard_normal((P, tokens, N, K)), jnp.float32) for _ in range(3))
+    table = jnp.asarray(rng.standard_normal((32, N)), jnp.float32)
+    by_distance = relative_position_buckets(tokens, 32, 128)
+    positions = np.arange(tokens)
+    buckets = jnp.asarray(by_distance[positions[None] - positions[:, None] + tokens - 1])
+    mask = jnp.arange(tokens)[None] < tokens - 5
+    texts, results = [], []
+    for forms in (TraceOptions(cpu=True, widened=widened), TraceOptions(cpu=False)):
+        with tracing_with(forms):
+            lowered = jax.jit(lambda *a: _attention(*a)).lower(q, k, v, table, buckets, mask)
+        texts.append(lowered.as_text())
+        results.append(np.asarray(lowered.compile()(q, k, v, table, buckets, mask)))
+    in_groups = 4 * P * N * tokens**2 > SCORES_BYTES
+    assert ["while" in text for text in texts] == [in_groups, False]
+    np.testing.assert_allclose(results[0], results[1], rtol=0, atol=2e-6 * np.abs(results[1]).max())
