@@ -8,11 +8,10 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -36,29 +35,33 @@ def refused(uploads: Uploads, name: str) -> None:
 
 def test_a_row_begins_when_the_one_before_has_made_its_steps() -> None:
     """One that may have ended a worker is alone, and so ends none of another row."""
-    turns, seen, may_end = RowTurns(), SimpleQueue[str](), threading.Event()
-    said = partial(seen.get, timeout=10)
+    turns, seen, may_end = RowTurns(), list[str](), threading.Event()
 
     def make(name: str, alone: bool) -> None:
         with turns.taken(alone) as passed:
-            seen.put(f"{name} begins")
+            seen.append(f"{name} begins")
             passed()
             assert may_end.wait(10)
-            seen.put(f"{name} ends")
+            seen.append(f"{name} ends")
 
     with ThreadPoolExecutor(3) as threads:
         threads.submit(make, "a", False)
-        assert said() == "a begins"
-        threads.submit(make, "b", True)
-        with pytest.raises(Empty):
-            seen.get(timeout=0.05)
+        while not seen:
+            time.sleep(0.001)
+        alone = threads.submit(make, "b", True)
+        time.sleep(0.05)
+        assert seen == ["a begins"]
         may_end.set()
-        assert [said() for _ in range(3)] == ["a ends", "b begins", "b ends"]
+        alone.result()
+        assert seen == ["a begins", "a ends", "b begins", "b ends"]
         may_end.clear()
-        for name in "cd":
-            threads.submit(make, name, False)
-        assert {said(), said()} == {"c begins", "d begins"}  # both are under way
+        threads.submit(make, "c", False)
+        other = threads.submit(make, "d", False)
+        while len(seen) < 6:  # both are under way
+            time.sleep(0.001)
+        assert {*seen[4:]} == {"c begins", "d begins"}
         may_end.set()
+        other.result()
     with pytest.raises(UsageError), turns.taken(alone=False):
         raise UsageError("invalid_value", "of a row")
     with turns.taken(alone=True):
@@ -101,7 +104,7 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
     mine.unlink()  # as if the worker was killed after it wrote the record
     assert maker(asked)["metadata"] == named["metadata"] and (np.load(mine) == drawn).all()
     other = maker({"prompt": "a dog", "num_steps": 1, "output": "mine"})
-    assert "made otherwise" in other["error"] and other["videos"] == []
+    assert "other options" in other["error"] and other["videos"] == []
     assert "num_steps" in maker({"prompt": "a", "num_steps": 0})["error"]
     deadly, tries = {**row, "output": "deadly"}, tmp_path / "videos" / "deadly.tries"
     tries.write_bytes(bytes(4))  # as many workers have died of it
@@ -124,7 +127,7 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
             return ours(self, name, files, facts)  # type: ignore[no-any-return]
 
         patch.setattr(RowStore, "deliver", late)
-        assert re.search("/twin .*made otherwise", maker(twin)["error"])
+        assert re.search("/twin .*other options", maker(twin)["error"])
     assert json.loads(record.read_text())["request"] == "another"
     assert not record.with_suffix(".npy").exists()
     whole = json.loads(record.with_stem(video.stem).read_text())
@@ -135,7 +138,7 @@ def test_a_row_becomes_a_video_once(toy_artifact: Path, tmp_path: Path) -> None:
         json.dumps({**whole, "videos": [5]}),
     ):
         record.with_stem(video.stem).write_text(damaged)
-        assert "made otherwise" in maker(row)["error"]
+        assert "other options" in maker(row)["error"]
     record.with_stem(video.stem).write_text(json.dumps(whole))
     assert "'1x1x1-b1-cfg'" in maker({"prompt": "a", "profile": "1x1x1-b1-cfg"})["error"]
     assert '"../x"' in maker({"prompt": "a", "output": "../x"})["error"]

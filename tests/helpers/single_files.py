@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +99,22 @@ def write_single_files(checkpoint: Path, folder: Path, prefix: str = "") -> dict
         files[component.name] = folder / f"wan_{component.name}_fp32.safetensors"
         save_file(state, files[component.name])
     return files
+
+
+ALL_IN_ONE = {
+    "transformer": "model.diffusion_model.",
+    "vae": "vae.",
+    "text_encoder": "text_encoders.umt5xxl.transformer.",
+}
+"""The prefixes of ComfyUI's all-in-one checkpoints."""
+
+
+def write_all_in_one(
+    files: Mapping[str, Path], path: Path, prefixes: Mapping[str, str] = ALL_IN_ONE
+) -> State:
+    """Writes the parts with these prefixes as one file, with what ComfyUI stores besides."""
+    state: State = {"text_encoders.umt5xxl.logit_scale": np.ones((), np.float32)}
+    for name, prefix in prefixes.items():
+        state |= {prefix + key: value for key, value in load_file(files[name]).items()}
+    save_file(state, path)
+    return state

@@ -16,8 +16,9 @@ from msgspec import Struct, structs
 from helpers.manifests import built_with, full_manifest, plain_manifest
 from helpers.options import PROFILE
 from helpers.refusals import refuses
-from helpers.special_files import KINDS, within
 from helpers.videos import video
+from hostile.refusal import time_limit
+from hostile.things import ENDLESS
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.guiders import NAG_DEFAULTS
 from wanrun.codes import ErrorCode
@@ -145,12 +146,12 @@ def test_keys_that_others_can_read(tmp_path: Path) -> None:
         read_keys(tmp_path / "none", None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ENDLESS)
 def test_keys_and_certificates_that_are_no_files(tmp_path: Path, kind: str) -> None:
     """They are refused at once: nobody waits for a pipe's writer, or reads a device without an end."""
     file = tmp_path / "file"
-    KINDS[kind](file)
-    with within(2):
+    ENDLESS[kind](file)
+    with time_limit(2):
         with refuses("unreadable", what=file):
             read_keys(file, None)
         with refuses("unreadable", what="TLS certificate"):

@@ -26,9 +26,10 @@ import pytest
 
 from helpers import FAULT_RUNS, UNPRIVILEGED
 from helpers.damage import one_error
-from helpers.hostile import WEIGHTS, header_end
 from helpers.refusals import json_error
 from helpers.small_disk import small_disk
+from hostile.checkpoints import WEIGHTS
+from hostile.tensor_files import header_end
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild
 from wanbuild.progress_line import ProgressLine

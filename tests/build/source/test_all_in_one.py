@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from helpers.refusals import check_refusal, json_error, refuses
-from helpers.tensor_files import State, load_file, save_file
+from helpers.single_files import ALL_IN_ONE, write_all_in_one
+from helpers.tensor_files import save_file
 from wanbuild.cli import wanbuild
 from wanbuild.plan import subject
 from wanbuild.recipe import read_recipe
@@ -20,26 +21,11 @@ from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import SourceError
 
-PREFIXES = {
-    "transformer": "model.diffusion_model.",
-    "vae": "vae.",
-    "text_encoder": "text_encoders.umt5xxl.transformer.",
-}
-
-
-def joined(files: Mapping[str, Path], path: Path, prefixes: Mapping[str, str] = PREFIXES) -> State:
-    """Writes the parts with these prefixes as one file, with what ComfyUI stores besides."""
-    state: State = {"text_encoders.umt5xxl.logit_scale": np.ones((), np.float32)}
-    for name, prefix in prefixes.items():
-        state |= {prefix + key: value for key, value in load_file(files[name]).items()}
-    save_file(state, path)
-    return state
-
 
 @pytest.fixture(scope="session")
 def whole(text_files: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("whole") / "wan-all-in-one.safetensors"
-    joined(text_files, path)
+    write_all_in_one(text_files, path)
     return path
 
 
@@ -53,13 +39,13 @@ def test_one_file_is_a_checkpoint(
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("recognised wan2.1-t2v") and said[-1].startswith(f"converted {whole} to ")
     manifest = read_manifest(tmp_path / "one")
-    names = {f"{part}/{whole.name}" for part in PREFIXES}
+    names = {f"{part}/{whole.name}" for part in ALL_IN_ONE}
     assert {name for name in manifest.source["files"] if "safetensors" in name} == names
     digests = {manifest.source["files"][name]["digest"] for name in names}
     assert len(digests) == 3  # each of its own tensors
-    parts = {**dict.fromkeys(PREFIXES, whole), "tokenizer": text_files["tokenizer"]}
+    parts = {**dict.fromkeys(ALL_IN_ONE, whole), "tokenizer": text_files["tokenizer"]}
     with open_files(parts) as found, open_files(text_files) as expected:
-        for name in PREFIXES:
+        for name in ALL_IN_ONE:
             one, other = found.component(name), expected.component(name)
             assert one.config == other.config and one.tensors.keys() == other.tensors.keys()
             assert all(np.array_equal(one.array(key), other.array(key)) for key in one.tensors)
@@ -69,7 +55,9 @@ def test_what_is_missing_is_named_and_its_tokenizer_is_not_read(
     whole: Path, text_files: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "x.safetensors"
-    joined(text_files, path, {"transformer": PREFIXES["transformer"], "vae": "first_stage_model."})
+    write_all_in_one(
+        text_files, path, {"transformer": ALL_IN_ONE["transformer"], "vae": "first_stage_model."}
+    )
     for source, found in ((path, "no --text-encoder, no --tokenizer"), (whole, "no --tokenizer")):
         command = ["convert", str(source), "--artifact", str(tmp_path / "a"), "--json-errors"]
         assert run(wanbuild, command) == 2
@@ -88,7 +76,7 @@ def test_a_short_prefix_may_be_the_start_of_another_s_names() -> None:
 
 def test_unknown_prefixes(text_files: Mapping[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    state = joined(text_files, path)
+    state = write_all_in_one(text_files, path)
     save_file({**state, "clip_g.x.weight": np.ones(2, np.float32)}, path)
     with refuses("wrong_kind", SourceError, what="clip_g.x.weight", expected="vae.", remedy="--vae FILE"):
         all_in_one(path)
@@ -101,10 +89,10 @@ def test_unknown_prefixes(text_files: Mapping[str, Path], tmp_path: Path) -> Non
 
 def test_other_sources_are_none(whole: Path, text_files: Mapping[str, Path], tmp_path: Path) -> None:
     assert all_in_one(None) == all_in_one(tmp_path) == all_in_one("owner/name") == {}
-    assert all(all_in_one(text_files[name]) == {} for name in PREFIXES)
+    assert all(all_in_one(text_files[name]) == {} for name in ALL_IN_ONE)
     error = no_checkpoint(whole)  # where a folder is needed
     check_refusal(error, "wrong_kind", what=whole, remedy=f"wanbuild convert {whole} ")
-    assert all(name in error.what for name in PREFIXES)
+    assert all(name in error.what for name in ALL_IN_ONE)
 
 
 def test_a_recipe_s_model_is_known_before_it_is_converted(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import struct
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,27 +12,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors
 from safetensors.numpy import load_file, save_file
 
 from helpers.refusals import refuses
-from wanbuild.source.safetensors import MAX_HEADER_BYTES, TensorFile
+from wanbuild.source.safetensors import TensorFile
 from wanrun.errors import SourceError
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return rng.standard_normal(shape).astype(dtype)
-
-
-def _write(path: Path, header: bytes | dict[str, Any], data: bytes = b"", length: int | None = None) -> Path:
-    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(raw) if length is None else length) + raw + data)
-    return path
-
-
-def _entry(begin: int, end: int, shape: list[int] | None = None, dtype: str = "F32") -> dict[str, Any]:
-    shape = [(end - begin) // 4] if shape is None else shape
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
 @pytest.fixture
@@ -199,71 +185,6 @@ def test_threads_read_the_same_file(tmp_path: Path) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("header", "data", "message"),
-    [
-        ({"a": _entry(0, 8), "b": _entry(4, 12)}, 12, "'b' overlaps"),
-        ({"a": _entry(0, 8), "b": _entry(12, 16)}, 16, "'b' leaves a hole"),
-        ({"a": _entry(4, 8)}, 8, "'a' leaves a hole"),
-        ({"a": _entry(0, 8)}, 12, "bytes after the last tensor"),
-        ({"a": _entry(0, 8)}, 7, "cut off"),
-        ({"a": _entry(0, 8, [3])}, 8, "length of 'a'"),
-        ({"a": _entry(0, 8, [-2, -1])}, 8, "shape of 'a'"),
-        ({"a": _entry(0, 8, [True, 2])}, 8, "shape of 'a'"),
-        ({"a": {**_entry(0, 8), "data_offsets": [8, 0]}}, 8, "data_offsets of 'a'"),
-        ({"a": {**_entry(0, 8), "data_offsets": [0, 4, 8]}}, 8, "data_offsets of 'a'"),
-        ({"a": {**_entry(0, 8), "data_offsets": [0.0, 8.0]}}, 8, "data_offsets of 'a'"),
-        ({"a": _entry(0, 8, dtype="F33")}, 8, "dtype of 'a'"),
-        ({"a": _entry(0, 8, dtype="f32")}, 8, "dtype of 'a'"),
-        ({"a": {"dtype": "F32", "shape": [2]}}, 8, "entry 'a'"),
-        ({"a": {**_entry(0, 8), "extra": 1}}, 8, "entry 'a'"),
-        ({"a": [0, 8]}, 8, "entry 'a'"),
-        ({"__metadata__": {"k": 1}, "a": _entry(0, 8)}, 8, "__metadata__"),
-        ({"__metadata__": "k", "a": _entry(0, 8)}, 8, "__metadata__"),
-        (b'[{"a": 1}]', 0, "header"),
-        (b' {"a": 1}', 0, "header"),
-        (b"{nonsense}", 0, "header"),
-        (b'{"a": NaN}', 0, "header"),
-        (b"{\xff\xfe}", 0, "header"),
-        (b'{"a":' * 100_000, 0, "header"),
-        (b'{"a": ' + b"1" * 5000 + b"}", 0, "header"),
-        (
-            b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
-            b'"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
-            8,
-            "duplicate name 'a'",
-        ),
-        (
-            b'{"a":{"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]}}',
-            8,
-            "duplicate name 'shape'",
-        ),
-    ],
-)
-def test_a_broken_file_is_refused(tmp_path: Path, header: Any, data: int, message: str) -> None:
-    path = _write(tmp_path / "x.safetensors", header, np.random.default_rng(0).bytes(data))
-    with pytest.raises(SourceError, match=message) as caught:
-        TensorFile(path)
-    assert str(path) in str(caught.value)
-    assert caught.value.remedy == "download it again"
-
-
-@pytest.mark.parametrize("length", [1 << 20, MAX_HEADER_BYTES + 1, 2**64 - 1])
-def test_a_wrong_header_length_is_refused(tmp_path: Path, length: int) -> None:
-    path = _write(tmp_path / "x.safetensors", {"a": _entry(0, 8)}, bytes(range(8)), length)
-    with pytest.raises(SourceError, match=r"cut off|header length"):
-        TensorFile(path)
-
-
-@pytest.mark.parametrize("keep", [0, 5, 8, 40, -1])
-def test_a_truncated_download_is_refused(tmp_path: Path, tensors: dict[str, np.ndarray], keep: int) -> None:
-    path = tmp_path / "x.safetensors"
-    save_file(tensors, path)
-    path.write_bytes(path.read_bytes()[:keep])
-    with refuses("damaged", SourceError, what=path, found=path.stat().st_size, remedy="download"):
-        TensorFile(path)
-
-
 def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     with refuses("missing_file", SourceError, what=tmp_path / "x.safetensors", found=None):
         TensorFile(tmp_path / "x.safetensors")
@@ -294,36 +215,3 @@ def test_other_dtypes_open_and_are_refused_at_use(tmp_path: Path, dtype: Any) ->
         found = file.entries["a"].dtype_name
         with refuses("wrong_kind", SourceError, what=path, expected="BF16 or F16", found=found):
             file.array("a")
-
-
-def test_never_laxer_than_the_package(tmp_path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Header bytes changed at random: what the package refuses is refused, and what is accepted is equal."""
-    path = tmp_path / "x.safetensors"
-    save_file(tensors, path, metadata={"format": "pt"})
-    good = path.read_bytes()
-    header_end = 8 + int.from_bytes(good[:8], "little")
-    rng = np.random.default_rng(11)
-    alphabet = np.frombuffer(b'0123456789[]{}",: -eFB\x00', np.uint8)
-    accepted = refused = 0
-    for _ in range(1500):
-        raw = bytearray(good)
-        for _ in range(rng.integers(1, 4)):
-            raw[rng.integers(0, header_end)] = rng.choice(alphabet)
-        path.write_bytes(raw)
-        try:
-            theirs: dict[str, Any] | None = dict(safetensors.deserialize(bytes(raw)))
-        except safetensors.SafetensorError:
-            theirs = None
-        try:
-            file = TensorFile(path)
-        except SourceError:
-            refused += 1
-            continue
-        accepted += 1
-        assert theirs is not None, bytes(raw[:header_end])
-        assert file.entries.keys() == theirs.keys()
-        for name, entry in file.entries.items():
-            assert (list(entry.shape), entry.dtype_name) == (theirs[name]["shape"], theirs[name]["dtype"])
-            assert raw[entry.offset : entry.offset + entry.nbytes] == theirs[name]["data"]
-    assert accepted > 50  # a changed name or metadata is still a good file
-    assert refused > 500
