@@ -119,8 +119,7 @@ def _lines(error: BaseException, command: click.Command, as_json: bool) -> tuple
     if isinstance(error, KeyboardInterrupt | click.Abort) and not as_json:
         return 130, ["interrupted"]
     known = _known(error, command)
-    code = 130 if isinstance(known, CancelledError) else known.exit_code
-    return code, [escaped(error_line(known, flags(command), as_json))]
+    return known.exit_code, [escaped(error_line(known, flags(command), as_json))]
 
 
 def _known(error: BaseException, command: click.Command) -> WanError:

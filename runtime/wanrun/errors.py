@@ -232,6 +232,8 @@ class ClusterError(WanError):
 class CancelledError(WanError):
     """The caller has cancelled the generation by its token."""
 
+    exit_code = 130
+
 
 @dataclass(frozen=True)
 class Mismatch:
