@@ -303,7 +303,7 @@ class Written(click.ParamType):
         try:
             return self._parse(value)
         except UsageError as error:
-            self.fail(str(error), param, ctx)
+            raise click.BadParameter(str(error), ctx, param) from error
 
 
 class Number(click.FloatRange):

@@ -149,13 +149,17 @@ def _known(error: BaseException, command: click.Command) -> WanError:
 
 
 def _of_click(error: click.ClickException, command: click.Command) -> UsageError:
-    """Returns an error of click's as one of ours."""
+    """Returns an error of click's as one of ours; that of an option's own syntax keeps its code and parts."""
     codes: dict[type[click.ClickException], ErrorCode] = {
         click.NoSuchOption: "unknown_parameter",
         click.MissingParameter: "missing_parameter",
         click.FileError: "unreadable",
     }
     name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name or "wanrun"
+    if isinstance(error, click.BadParameter) and isinstance(own := error.__cause__, UsageError):
+        error.message, remedy = own.what, filter(None, [own.remedy, f"see {name} --help"])
+        parts = {**own.parts, "what": _one_line(error.format_message()), "remedy": "; ".join(remedy)}
+        return UsageError(**parts)
     text = _one_line(error.format_message()).rstrip(".")
     hint = "; give a prompt as --prompt TEXT" if name == "wanrun" and "extra argument" in text else ""
     code: ErrorCode = next((codes[kind] for kind in codes if isinstance(error, kind)), "invalid_value")

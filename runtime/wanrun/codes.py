@@ -132,7 +132,9 @@ CODES: Mapping[ErrorCode, Code] = MappingProxyType(
         "wrong_kind": Code(
             "A file or a folder is of another kind than the expected one.", "look at the path"
         ),
-        "wrong_machine": Code("It was built for another machine.", "compile it for this one"),
+        "wrong_machine": Code(
+            "It was built for another machine, or this one lacks the device.", "compile it for this one"
+        ),
         "wrong_type": Code("A value has the wrong type.", "give one of the expected type"),
     }
 )

@@ -153,6 +153,15 @@ def wrong_type(name: str, expected: str, found: object, remedy: str | None = Non
     return UsageError("wrong_type", what, expected=expected, found=quoted(found), remedy=remedy)
 
 
+def together(problems: Sequence[UsageError]) -> UsageError:
+    """Returns one error that names every problem, with their code if all have the same."""
+    if len(problems) == 1:
+        return problems[0]
+    codes: set[ErrorCode] = {problem.code for problem in problems}
+    code = codes.pop() if len(codes) == 1 else "invalid_value"
+    return UsageError(code, "; ".join(problem.text for problem in problems))
+
+
 class NoSpaceError(UsageError):
     """The disk or the quota of an output is full, or a file reaches the largest size (exit 4)."""
 

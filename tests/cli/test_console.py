@@ -13,7 +13,7 @@ from typing import Any
 import click
 import pytest
 
-from helpers.refusals import json_error
+from helpers.refusals import check_json, json_error
 from wancli.command import Written
 from wancli.console import run
 from wancli.error_line import error_line
@@ -27,9 +27,10 @@ SIZE = Written("WxH", parse_size)
 def failing(error: BaseException) -> click.Command:
     @click.command("wanrun")
     @click.option("--debug", is_flag=True)
+    @click.option("--json-errors", is_flag=True)
     @click.option("--steps", type=int)
     @click.option("--size", type=SIZE)
-    def command(debug: bool, steps: int | None, size: tuple[int, int] | None) -> None:
+    def command(**given: object) -> None:
         raise error
 
     return command
@@ -109,22 +110,24 @@ def test_debug_adds_the_traceback(error: BaseException, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("argv", "code", "message", "parts"),
     [
-        (["--no-such"], "No such option"),
-        (["--steps", "four"], "Invalid value for '--steps': 'four' is not a valid integer"),
-        (["--size", "big"], "not a size; expected WIDTHxHEIGHT such as 832x480; found 'big'"),
-        (["extra"], "unexpected extra argument (extra); give a prompt as --prompt TEXT (see"),
-        (["--steps"], "requires an argument"),
+        (["--no-such"], "unknown_parameter", "No such option", {}),
+        (["--steps", "four"], "invalid_value", "'--steps': 'four' is not a valid integer", {}),
+        (["--size", "big"], "wrong_type", "'--size'", {"expected": "832x480", "found": "big"}),
+        (["extra"], "invalid_value", "unexpected extra argument (extra); give a prompt as --prompt TEXT", {}),
+        (["--steps"], "invalid_value", "requires an argument", {}),
     ],
 )
-def test_usage(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage(
+    argv: list[str], code: str, message: str, parts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(failing(AssertionError()), argv) == 2
     err = capsys.readouterr().err
-    assert err.startswith("error: ")
-    assert message in err
-    assert err.endswith("(see wanrun --help)\n")
-    assert err.count("\n") == 1
+    assert err.startswith("error: ") and message in err and err.count("\n") == 1
+    assert err.rstrip(")\n").endswith("see wanrun --help")
+    assert run(failing(AssertionError()), ["--json-errors", *argv]) == 2
+    check_json(capsys.readouterr().err, code, message=message, **parts)
 
 
 def test_success_help_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,13 +36,13 @@ from wanrun.files import sha256_of
 
 def test_not_an_artifact(declines: Declines, tmp_path: Path, toy_checkpoint: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for folder, found, remedy in (
-        (tmp_path / "missing", "no such folder", "wanbuild convert"),
-        (tmp_path / "file", "a file", "wanbuild convert"),
-        (toy_checkpoint, "a checkpoint", f"wanbuild convert {toy_checkpoint} --artifact"),
+    for folder, code, found, remedy in (
+        (tmp_path / "missing", "missing_file", "no such folder", "wanbuild convert"),
+        (tmp_path / "file", "wrong_kind", "a file", "wanbuild convert"),
+        (toy_checkpoint, "wrong_kind", "a checkpoint", f"wanbuild convert {toy_checkpoint} --artifact"),
     ):
         for options in ((), ("--list",)):
-            declines(folder, "wrong_kind", *options, message=folder, found=found, remedy=remedy)
+            declines(folder, code, *options, message=folder, found=found, remedy=remedy)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from helpers import UNPRIVILEGED
 from helpers.fake_pipeline import make_two_experts
 from wancli.console import run
 from wancli.run import wanrun
+from wanrun.denoising.solvers import SOLVERS
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +105,7 @@ def bad_options(two_experts: list[object]) -> list[Bad]:
         (["--size", "large"], ["--size", "'large'", "such as 832x480"]),
         (["--size", "0x64"], ["--size", "'0x64'"]),
         (["--frames", "many"], ["--frames", "'many'"]),
-        (["--solver", "ddim"], ["--solver", "'ddim'", "'unipc', 'dpm++', 'euler', 'lcm'"]),
+        (["--solver", "no-such"], ["--solver", "'no-such'", ", ".join(map(repr, SOLVERS))]),
         (["--steps", "0"], ["--steps is out of range", "1 to 10000", "found 0"]),
         (["--steps", "-3"], ["--steps is out of range", "found -3"]),
         (["--steps", "10001"], ["--steps is out of range", "1 to 10000", "found 10001"]),

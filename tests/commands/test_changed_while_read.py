@@ -200,7 +200,7 @@ def test_a_storage_that_fails(declines: Declines, artifact: Path, monkeypatch: p
         (Path.unlink, "wrong_kind", {"found": "manifest.json"}),
         (halve, "unreadable", {"message": "manifest.json"}),
         (replace_with(b"{}"), "wrong_kind", {"expected": "wan-artifact"}),
-        (lambda path: shutil.rmtree(path.parent), "wrong_kind", {"found": "no such folder"}),
+        (lambda path: shutil.rmtree(path.parent), "missing_file", {"found": "no such folder"}),
         (
             lambda path: edit(path.parent, lambda data: data["model"]["defaults"].update(fps=99)),
             "changed",

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from wanbuild.cli import wanbuild
 from wancli.console import run
 from wancli.run import wanrun
+from wanrun.denoising.solvers import SOLVERS
 
 COMMANDS: Mapping[str, click.Command] = {"wanrun": wanrun, "wanbuild": wanbuild}
 
@@ -94,7 +95,7 @@ MISTAKES = [
     Mistake(f"{FOX} --steps many", 2, "Invalid value for '--steps'"),
     Mistake(f"{FOX} --seed -2", 2, "--seed is out of range; expected an integer, at least 0, or random"),
     Mistake(f"{FOX} --seed any", 2, "'any' is neither an integer nor random"),
-    Mistake(f"{FOX} --sampler ddim", 2, "'unipc', 'dpm++', 'euler', 'lcm'"),
+    Mistake(f"{FOX} --sampler no-such", 2, ", ".join(map(repr, SOLVERS))),
     Mistake(f"{FOX} --sampler uni_pc --fps 0", 2, "--fps is out of range"),
     Mistake(f"{FOX} --timesteps 999;500", 2, "numbers with commas between them"),
     Mistake(f"{FOX} --fps 0", 2, "--fps is out of range; expected 0.1 to 240"),

@@ -216,7 +216,7 @@ def test_bad_lines_of_many_kinds_and_good_ones_between(wan: Call, fake: Fake, tm
             )
         ),
         ({"prompt": "a", "seed": 2**64}, "out_of_range", {"found": 2**64}),
-        ({"prompt": "a", "solver": "ddim"}, "invalid_value", {"options": "solver", "expected": "dpm++"}),
+        ({"prompt": "a", "solver": "no-such"}, "invalid_value", {"options": "solver", "expected": "dpm++"}),
         (
             {"prompt": "a", "guidance_scale": 1, "guidance_end": 0.5},
             "no_effect",

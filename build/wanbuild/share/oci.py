@@ -92,6 +92,13 @@ def _index(folder: Path) -> list[Descriptor]:
     try:
         if not folder.exists() or not any(folder.iterdir()):
             return []
+        if not (folder / MARKER).exists():
+            raise UsageError(
+                "exists",
+                f"{folder} has other files than an OCI image layout's",
+                expected=f"a folder with {MARKER}, or a new or empty one",
+                remedy="choose another folder",
+            )
         if json.loads(read_bounded(folder / MARKER, MAX_INDEX_BYTES)) != VERSION:
             raise ValueError("another version")
         path = folder / "index.json"

@@ -158,7 +158,7 @@ def resolve_target(name: str, mesh: Mapping[str, int] = MappingProxyType({})) ->
         devices = open_exactly(platform, num_devices(mesh))
     except ArtifactError as error:
         raise UsageError(
-            "unsupported",
+            error.code,
             f"target {name} cannot be compiled here: {error.what}",
             found=error.found,
             remedy=error.remedy,

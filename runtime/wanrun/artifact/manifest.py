@@ -29,6 +29,7 @@ from wanrun.artifact.record import AtLeastOne, Dtype, ListedFile, NotNegative, R
 from wanrun.artifact.schedules import Schedule
 from wanrun.artifact.targets import Executable, Target
 from wanrun.artifact.wrong_path import wrong_path
+from wanrun.codes import ErrorCode
 from wanrun.errors import ArtifactError
 from wanrun.files import canonical_json, plain_relative, read_bounded, replace_file, sha256_of
 
@@ -335,9 +336,9 @@ def read_manifest(artifact: str | os.PathLike[str], again: bool = False) -> Mani
         data = read_bounded(path, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         found, remedy = wrong_path(path.parent, MANIFEST)
-        raise ArtifactError(
-            "wrong_kind", f"{path.parent} is not an artifact", found=found, remedy=remedy
-        ) from None
+        code: ErrorCode = "wrong_kind" if path.parent.exists() else "missing_file"
+        what = f"{path.parent} is not an artifact"
+        raise ArtifactError(code, what, found=found, remedy=remedy) from None
     except OSError as error:
         raise ArtifactError("unreadable", f"{path} cannot be read: {error}", remedy="rebuild it") from None
     return manifest_of(data, path, again)

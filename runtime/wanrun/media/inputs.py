@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from wanrun.artifact.media import CHOICES, FITS, MEDIA_KINDS, SEVERAL, Media, MediaOption
-from wanrun.errors import UsageError, field, shortened, wrong_type
+from wanrun.errors import UsageError, field, shortened, together, wrong_type
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,12 +94,8 @@ def check_media(manifest: Manifest, media: Media) -> None:
         raise wrong_type(field(SEVERAL), "a tuple of images", several)
     problems = [*_wrong_inputs(manifest, media), *_useless_inputs(manifest, media)]
     problems += _wrong_choices(manifest, media)
-    if len(problems) == 1:
-        raise problems[0]
     if problems:
-        same = len({problem.code for problem in problems}) == 1
-        code = problems[0].code if same else "invalid_value"
-        raise UsageError(code, "; ".join(problem.text for problem in problems))
+        raise together(problems)
 
 
 def is_given(media: Media, name: MediaOption) -> bool:

@@ -206,7 +206,7 @@ def _decode_json(line: bytes) -> Iterator[tuple[str, Any]]:
         ) from None
     if not isinstance(pairs, _Pairs):
         raise UsageError(
-            "unreadable", "the line is not a JSON object", expected='{"prompt": "..."}', found=shortened(text)
+            "wrong_type", "the line is not a JSON object", expected='{"prompt": "..."}', found=shortened(text)
         )
     for key, value in pairs:
         if (

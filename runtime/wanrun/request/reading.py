@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from wanrun.errors import UsageError, field, quoted, shortened, wrong_type
+from wanrun.errors import UsageError, field, quoted, shortened, together, wrong_type
 from wanrun.media.inputs import url_error
 from wanrun.request.elsewhere import ALIKE, ELSEWHERE, nearest
 from wanrun.request.request import RANDOM, Request
@@ -87,10 +87,8 @@ def read_request(
         values[name] = plain if name in known else None
     if "prompt" not in values:
         problems.append(UsageError("missing_parameter", "there is no prompt", expected='"prompt": "..."'))
-    if len(problems) == 1:
-        raise problems[0]
     if problems:
-        raise UsageError("invalid_value", "; ".join(problem.text for problem in problems))
+        raise together(problems)
     return kind(**values) if shared is None else msgspec.structs.replace(shared, **values)
 
 

@@ -28,6 +28,7 @@ from wancli.command import fetch_all
 from wanrun.artifact.adapter import Lora
 from wanrun.artifact.artifact import Artifact, open_artifact
 from wanrun.artifact.manifest import read_manifest
+from wanrun.codes import ErrorCode
 from wanrun.errors import ArtifactError
 from wanrun.intact import check_intact
 from wanrun.trust.recorded import known_verdict
@@ -137,11 +138,15 @@ def test_what_is_refused_changes_nothing(artifact: Path, tmp_path: Path) -> None
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "letter.txt").write_text("dear")
-    for request, code, what in (
-        (OciRequest(artifact, theirs), "wrong_kind", theirs),
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "oci-layout").write_text("{")
+    requests: list[tuple[OciRequest, ErrorCode, object]] = [
+        (OciRequest(artifact, theirs), "exists", theirs),
+        (OciRequest(artifact, tmp_path / "damaged"), "wrong_kind", "damaged"),
         (OciRequest(artifact, tmp_path / "o", "a b"), "invalid_value", "tag"),
-        (OciRequest(artifact, tmp_path / "o", targets=["v5e"]), "unknown_name", artifact),
-    ):
+        (OciRequest(artifact, tmp_path / "o", targets=["v5e"]), "unknown_name", "v5e"),
+    ]
+    for request, code, what in requests:
         with refuses(code, what=what):
             write_layout(request, lambda line: None)
     own(artifact, "programs")

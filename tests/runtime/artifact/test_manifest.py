@@ -74,6 +74,14 @@ def test_what_is_no_small_file_is_refused(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
+def test_no_folder_and_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    codes: dict[str, ErrorCode] = {"no": "missing_file", "no/more": "missing_file", "file": "wrong_kind"}
+    for name, code in codes.items():
+        with refuses(code, ArtifactError, what=tmp_path / name):
+            read_manifest(tmp_path / name)
+
+
 @pytest.mark.parametrize("field", ["components", "configs", "dtypes"])
 @pytest.mark.parametrize("name", ["text_encoder", "transformer", "vae"])
 def test_what_every_model_has(field: str, name: str) -> None:
@@ -326,6 +334,7 @@ def test_what_it_is_and_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make(Path(name))
-    with refuses("wrong_kind", ArtifactError, what=name, found=found, remedy=remedy) as refused:
+    code: ErrorCode = "wrong_kind" if Path(name).exists() else "missing_file"
+    with refuses(code, ArtifactError, what=name, found=found, remedy=remedy) as refused:
         read_manifest(Path(name))
     assert wrong_path(Path(name), MANIFEST) == (refused.value.found, refused.value.remedy)

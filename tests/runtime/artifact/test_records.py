@@ -131,7 +131,7 @@ BAD: Mapping[str, list[Any]] = {
     f"{ENVIRONMENT}/topology": [3],
     f"{ENVIRONMENT}/device_kinds": ["cpu"],
     f"{EXECUTABLE}/bytes": [-1],
-    "schedules/2-steps/solver": ["ddim"],
+    "schedules/2-steps/solver": ["no-such"],
     "schedules/2-steps/timesteps": [[], [0]],
     "schedules/2-steps/boundary": [2],
     "schedules/2-steps/steps": [3],
@@ -139,7 +139,7 @@ BAD: Mapping[str, list[Any]] = {
     "adapters/style/content/rank": [-1],
     "adapters/style/content/experts": [[], ["vae"]],
     "adapters/style/content/loras": [[]],
-    "adapters/style/content/options": [{"solver": "ddim"}, {"timesteps": []}, {"boundary": 2}, {"fps": 0}],
+    "adapters/style/content/options": [{"solver": "no-such"}, {"timesteps": []}, {"boundary": 2}, {"fps": 0}],
     # What no option could give.
     **{
         f"adapters/{name}": [STYLE]

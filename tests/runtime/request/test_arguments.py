@@ -66,7 +66,7 @@ def test_a_folder(tmp_path: Path) -> None:
     artifact = artifact_of(tmp_path / "link")
     assert artifact == artifact_of(str(tmp_path / "link")) and artifact.folder == tmp_path.resolve()
     assert artifact_of(artifact) == artifact == artifact_of(open_artifact(tmp_path / "link"))
-    with refuses("wrong_kind", ArtifactError, remedy="convert Wan-AI/Wan2.1 "):
+    with refuses("missing_file", ArtifactError, remedy="convert Wan-AI/Wan2.1 "):
         artifact_of("Wan-AI/Wan2.1")
 
 

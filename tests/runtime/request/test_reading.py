@@ -69,7 +69,7 @@ def test_out_of_range(name: str, expected: str, bad: list[Any]) -> None:
     [
         *(("mode", one) for one in ("swap", "")),
         *(("loop", one) for one in ("while", "")),
-        ("solver", "ddim"),
+        ("solver", "no-such"),
         *(
             (name, ["r.png", bad] if name == "reference_image" else bad)
             for name in FILES
@@ -101,6 +101,10 @@ def test_several_numbers_and_a_size() -> None:
 def test_all_problems_are_said_at_once() -> None:
     error = refusal(seed=-2, fps="24", tint=3)
     assert all(problem in str(error) for problem in ("seed is out", "fps has", "'tint'"))
+    problems: dict[str, Any] = {"seed": -2, "fps": "24"}
+    for problems["fps"], code in (("24", "invalid_value"), (0, "out_of_range")):
+        error = refusal(**problems)
+        assert error.code == code and set(error.fields) == problems.keys()
 
 
 @given(st.integers(1, 10_000), st.floats(-3e38, 3e38), st.floats(0, 1), st.integers(0, 2**64 - 1))
