@@ -65,18 +65,20 @@ def model_manifest(
     boundary: float | None = None,
     dtypes: Mapping[str, Dtype | None] | None = None,
     quantise: Quantise | None = None,
+    places: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Returns the manifest that a conversion would write, without files and checksums.
 
     ``boundary`` is the share of the training timesteps below which the low-noise expert runs; None for one
     expert. ``dtypes`` are stored dtypes by component, the default ones where not given; ``quantise`` is which
-    layers are stored in 8 bits.
+    layers are stored in 8 bits; ``places`` are the names of the configs' files, for errors.
 
     Raises SourceError for a config that the variant cannot have, and UsageError if the layers do not exist or
     are only known after conversion, as those of the source.
     """
     kinds = {name: kind_of(name, config.get("_class_name")) for name, config in configs.items()}
-    parsed = {name: kinds[name].parse(config, f"config of {name}") for name, config in configs.items()}
+    named = {name: f"config of {name}" for name in configs} | dict(places or {})
+    parsed = {name: kinds[name].parse(config, named[name]) for name, config in configs.items()}
     policies = {name: kind.policy((dtypes or {}).get(name)) for name, kind in kinds.items()}
     if quantise is not None and quantise.form == "source":
         raise UsageError(

@@ -132,7 +132,8 @@ def _of_open(
     """Returns the subject of an open checkpoint."""
     variant = variant_of(source)
     configs = {name: part.recorded_config for name, part in source.components.items()}
-    manifest = model_manifest(variant, configs, source.boundary_ratio, dtypes, quantise)
+    places = {name: str(part.config_file) for name, part in source.components.items()}
+    manifest = model_manifest(variant, configs, source.boundary_ratio, dtypes, quantise, places)
     return Subject(name, manifest, variant.sizes)
 
 
