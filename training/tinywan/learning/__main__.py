@@ -1,4 +1,8 @@
-"""``python -m tinywan.learning FOLDER``: trains everything, or the stages that are named."""
+"""``python -m tinywan.learning FOLDER``: trains everything, or the stages that are named.
+
+Read this file first: ``STAGES`` is the whole training in order. The VAE learns to encode drawn videos, its
+decoder is polished, and a bank of latents is made; then each transformer begins with the one before it.
+"""
 
 from __future__ import annotations
 
