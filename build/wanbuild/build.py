@@ -1,7 +1,7 @@
 """How a checkpoint becomes an artifact: convert its weights, export and compile programs, record results.
 
-Read this file first. ``build`` does all of it from a recipe, and each command does one step: ``convert``
-makes an artifact that has weights and no programs, ``compile_artifact`` adds profiles for targets, and
+Read this file first. ``build_recipe`` does all of it, and each command does one step: ``convert`` makes an
+artifact that has weights and no programs, ``compile_artifact`` adds profiles for targets, and
 ``check.verify.record`` runs them. ``check.verify.replay`` later runs them again and compares the results.
 """
 
@@ -58,7 +58,9 @@ Report = Callable[..., None]
 """Receives lines of text."""
 
 
-def build(file: Path, report: Report, warn: Report, force: bool = False, if_changed: bool = False) -> None:
+def build_recipe(
+    file: Path, report: Report, warn: Report, force: bool = False, if_changed: bool = False
+) -> None:
     """Converts, compiles and records an artifact from a recipe.
 
     ``force`` replaces an artifact that exists. So does ``if_changed``, unless the artifact was built from

@@ -173,7 +173,7 @@ def _compile_again(artifact: Path) -> None:
 @error_options
 def build(recipe: Path, force: bool, if_changed: bool) -> None:
     """Converts, compiles and records an artifact from a recipe (.toml)."""
-    from wanbuild.build import build as build_recipe
+    from wanbuild.build import build_recipe
 
     build_recipe(recipe, report, warn, force, if_changed)
 
