@@ -37,7 +37,7 @@ def made_options(rows: Iterable[Row]) -> list[click.Option]:
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of a command's options that the user has given."""
+    """Returns the options of a command that the user has given."""
     return {name: value for name, value in options.items() if value not in (None, ())}
 
 

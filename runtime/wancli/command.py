@@ -1,4 +1,4 @@
-"""What the commands' options share: sections of the help, names of other tools, the artifact."""
+"""The common parts of commands: sections of the help, names of other tools, the artifact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command shows an error: a line for a person, or with ``--json-errors`` for a program."""
+"""The line of a command's error: for a person, or with ``--json-errors`` for a program."""
 
 from __future__ import annotations
 

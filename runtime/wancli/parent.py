@@ -119,7 +119,7 @@ def _bind_to_parent(prctl: Callable[[int, int], int], parent: int) -> None:
 
 
 def tell_parent(folders: Iterable[Path] = ()) -> None:
-    """Tells the parent, if there is one, that the processes have joined, and where this one writes."""
+    """Reports to the parent, if there is one, that the processes have joined, and where this one writes."""
     if _TOLD.file is not None:
         os.write(_TOLD.file, b"\0".join([b"", *(os.fsencode(folder.absolute()) for folder in folders), b""]))
 

@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 class Record(NamedTuple):
-    """How the videos of a row were made, as JSON, and their names."""
+    """The record of a row: how its videos were made, as JSON, and their names."""
 
     text: str
     videos: Sequence[str]

@@ -1,4 +1,4 @@
-"""Which prompts of a file one job of many makes: every N-th, from its own number on.
+"""The prompts of a file that one job of many makes: every N-th, from its own number on.
 
 | scheduler | this job's number | how many jobs there are |
 |---|---|---|

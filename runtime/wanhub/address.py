@@ -19,7 +19,7 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Address:
-    """Where an artifact is.
+    """The place of an artifact.
 
     Attributes:
         text: the address for messages, without a URL's query, user and password, which may be keys.

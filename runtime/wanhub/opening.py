@@ -118,7 +118,7 @@ def _made(
     folder, origin = copy_folder(cache, manifest.manifest_digest), Origin(place.text, place.url)
     try:
         signature = store.small(SIGNATURE, MAX_SIGNATURE_BYTES)
-    except (FileNotFoundError, ForbiddenError):  # most artifacts are not signed; a bucket may not tell so
+    except (FileNotFoundError, ForbiddenError):  # most artifacts are not signed; a bucket may refuse to say
         signature = b""
     if not (folder / MARKER).is_file():
         for name, component in manifest.components.items():

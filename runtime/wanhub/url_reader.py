@@ -30,7 +30,7 @@ SILENT_WAITS: Final = 4
 """So many waits in a row end a try."""
 
 SILENCES: Final = 2
-"""After so many such tries it gives up."""
+"""Such tries after which it gives up."""
 
 SLOWEST: Final = 1024
 """Bytes in a second. Less is silence: whoever sends a byte now and then would hold a run for ever."""
@@ -254,7 +254,7 @@ def _file_system(scheme: str, text: str) -> Any:
         import aiohttp
 
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        # What is compressed though nobody has asked for it is not unpacked: it could be of any size.
+        # An answer that is compressed without being asked for is not unpacked: it could be of any size.
         client = {"timeout": limits, "trust_env": True, "auto_decompress": False}
         options |= {"client_kwargs": client, "encoded": True}
     return fsspec.filesystem(scheme, **options)

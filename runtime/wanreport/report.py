@@ -153,7 +153,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Lines:
-    """What a command printed, line by line."""
+    """The output of a command, line by line."""
 
     lines: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""What a command reads and writes: the one check of its outputs, before it does anything.
+"""The files that a command reads and writes: the one check of its outputs, before it does anything.
 
 No output lies in an artifact, is read by the same command, or is written twice; and a file that is there is
 replaced if it shows that the same option has written it, or if the user says so.
@@ -38,7 +38,7 @@ MAX_DEPTH = 500
 
 @dataclass(frozen=True)
 class Place:
-    """What stands at the place that an option names.
+    """The file or folder that an option names.
 
     Attributes:
         kind: a ``file``; a ``folder``; the folder of an ``artifact``; or ``names`` of several files with

@@ -50,7 +50,7 @@ ErrorCode = Literal[
 
 @dataclass(frozen=True)
 class Code:
-    """What a code means.
+    """The meaning of a code.
 
     Attributes:
         when: what has happened, a clause without a subject's name.

@@ -110,7 +110,7 @@ class WanError(Exception):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What the error was made with, by name: an error with another part is made of these."""
+        """The arguments of the error by name, to make one with another part."""
         words = {"what": self.what, "expected": self.expected, "found": self.found, "remedy": self.remedy}
         return {"code": self.code, **words}
 
@@ -182,7 +182,7 @@ def lacks_space(error: BaseException) -> bool:
 def errno_in(text: str) -> int:
     """Returns the number of the error of ``lacks_space`` that a text quotes; EIO if it quotes none.
 
-    Programs and libraries that are not Python's only tell the system's words.
+    Programs and libraries that are not Python's only give the system's words.
     """
     return next((number for number in _NO_SPACE if os.strerror(number) in text), errno.EIO)
 

@@ -157,7 +157,7 @@ def check_digest(found: str, expected: str, what: str, remedy: str) -> None:
 def user_cache() -> Path:
     """Returns this user's cache folder: $XDG_CACHE_HOME/wanrun, or ~/.cache/wanrun.
 
-    A container's user may be unknown to its system and have no home. Then it is a folder that nobody can
+    A container's user may be unknown to its system and have no home. Then it is a folder that no user can
     make, so that all is as with a home that cannot be written.
     """
     try:

@@ -1,4 +1,4 @@
-"""What is under way in this process, and the end of the process, at a signal too, without unwinding."""
+"""The work under way in this process, and the end of the process, at a signal too, without unwinding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class _Process:
-    """What undoes each thing that is under way, in the order of beginning.
+    """The functions that undo what is under way, in the order of beginning.
 
     ``changing`` is held by a thread that begins something or is done with it, and for ever by the one that
     ends the process: the others stand still there, and do not make anew what is being removed.

@@ -99,11 +99,11 @@ class Board:
             running.look()
 
     def looked_at(self, video: Video, look: Callable[[], None]) -> None:
-        """Keeps what tells the worker of a video that a preview is wanted."""
+        """Keeps the function that asks a video's worker for a preview."""
         self._running[video.id].look = look
 
     def show(self, preview: Preview) -> None:
-        """Keeps the newest preview of a video that runs, and tells of it."""
+        """Keeps the newest preview of a video that runs, and publishes it."""
         if (running := self._running.get(preview.id)) is not None:
             running.preview = preview.step, preview.image
             self.publish(running.video)

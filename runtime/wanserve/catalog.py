@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from wanrun.rows import Row
 
 LARGER = 2
-"""Times the pixels of its largest profile that a shape of a model may have to be built, unless told."""
+"""Times the pixels of its largest profile that a shape of a model may have to be built, by default."""
 
 PYTHON_ONLY = ("profile",)
 """Options that a client has no use for, besides those of its shape; they are understood."""

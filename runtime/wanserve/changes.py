@@ -31,7 +31,7 @@ class Changes(Intake):
         async with self._folders.incoming() as folder, self._bodies.read(request, client.name) as form:
             body, gone, place = await self._changes(form, video, folder)
         if gone or place is not None or body.spelled.keys() - {"prompt"}:
-            what = "of a live video that runs only the prompt can be changed"
+            what = "only the prompt of a live video that runs can be changed"
             raise RefusedError(what, 409, code="not_waiting")
         if "prompt" not in body.options:
             what = "there is no prompt; expected what the next chunk shows in the field prompt"

@@ -62,7 +62,7 @@ def mistyped(name: str, expected: str, value: Any) -> RefusedError:
 
 
 def number_of(value: Any, kind: type[int] | type[float]) -> Any:
-    """Returns a text as a number if it is one; the record's check tells of others."""
+    """Returns a text as a number if it is one, else as it is: the record's check refuses it."""
     if not isinstance(value, str) or len(value) > 40:
         return value
     try:

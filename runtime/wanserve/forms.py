@@ -55,7 +55,7 @@ class RequestBody:
 
 
 async def read_form(request: Request, file: IO[bytes]) -> RequestBody:
-    """Reads the body of a request from ``file``; its headers tell what the body is.
+    """Reads the body of a request from ``file``; its headers say what the body is.
 
     Raises RefusedError for a body that is neither JSON nor a form, or is broken, too large or too deep.
     """

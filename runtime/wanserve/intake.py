@@ -192,6 +192,6 @@ class Intake:
 
 
 def length_of(request: Request) -> int:
-    """The bytes of a request's body that its header tells."""
+    """The bytes of a request's body, by its header."""
     length = request.headers.get("content-length", "0")
     return int(length) if length.isdigit() else 0  # the guard has looked at it

@@ -1,4 +1,4 @@
-"""What the server and a worker tell each other: lines of JSON over a socket pair."""
+"""The messages between the server and a worker: lines of JSON over a socket pair."""
 
 from __future__ import annotations
 

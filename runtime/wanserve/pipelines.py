@@ -83,7 +83,7 @@ class Pipelines:
         try:
             components = self._opened(model).manifest.components.values()
         except WanError:
-            return  # loading will tell
+            return  # loading will fail
         needed = MARGIN * sum(component.nbytes for component in components)
         while self._open and (free := self._free()) is not None and free < needed:
             self._release()

@@ -1,4 +1,4 @@
-"""How far a video is that waits or is made, from what its worker tells; and its moving preview."""
+"""The progress of a video that waits or is made, by its worker's messages; and its moving preview."""
 
 from __future__ import annotations
 

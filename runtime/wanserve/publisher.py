@@ -101,18 +101,18 @@ class Publisher:
         return end
 
     def ended(self, id: str) -> None:
-        """Tells those who wait for the end of a video."""
+        """Wakes the requests that wait for the end of a video."""
         if (end := self._ends.pop(id, None)) is not None:
             end.set_result(None)
 
     def publish(self, owner: str, id: str, name: str, data: Any) -> None:
-        """Tells all who listen to a video."""
+        """Publishes an event of a video to its listeners."""
         for listener in self._listeners:
             if listener.hears(owner, id):
                 listener.put(name, data)
 
     def moved(self, line: Callable[[str | None], Any], one: Callable[[str], Any]) -> None:
-        """Tells all who listen that places in the line have changed.
+        """Publishes to all listeners that places in the line have changed.
 
         ``line`` returns the line as the owner sees it; ``one`` returns a video, None if it does not wait.
         """

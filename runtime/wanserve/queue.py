@@ -219,7 +219,7 @@ class Queue:
     # What workers ask for.
 
     async def begin(self, video: Video, cancel: Callable[[], None]) -> None:
-        """Stores that a video runs; ``cancel`` tells its worker to end it."""
+        """Stores that a video runs; ``cancel`` has its worker end it."""
         self._running[video.id].cancel = cancel
         self.board.publish(video)
         self.board.moved()
@@ -304,7 +304,7 @@ class Queue:
         return not self.loads and self._broken >= self.board.workers
 
     async def _end(self, video: Video, status: Any, times: dict[str, float] | None = None) -> None:
-        """Stores that a video has ended, and tells of it."""
+        """Stores and publishes that a video has ended."""
         await self.lives.join(video)
         stopped = status == "cancelled" and video.plays
         video.status, video.ended = "completed" if stopped else status, time.time()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from wanrun import Artifact
 
 WITHOUT_VIDEO_SECONDS: Final = 7 * 86400.0
-"""How long those that failed or were cancelled are kept unless told otherwise: nobody makes room of them."""
+"""How long those that failed or were cancelled are kept by default: they are not removed for room."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Hours:
     def announce(self, note: Callable[[str], object]) -> None:
         """Says before a long run how long it takes; on a terminal asks whether to begin, unless ``--yes``.
 
-        Where nobody can answer, the run begins: it was started on purpose, and the time is an estimate.
+        Without a terminal to answer on, the run begins: it was started on purpose, and this is an estimate.
         Raises click.Abort if the answer is no.
         """
         if self.expected is None or self.expected < LONG:

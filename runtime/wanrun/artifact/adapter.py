@@ -80,7 +80,7 @@ class Lora(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the metadata of a video says of it."""
+        """The entries of a video's metadata."""
         return {
             "file": self.file,
             "scale": self.scale,
@@ -132,7 +132,7 @@ class SamplingDefaults(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AdapterContent(Record, frozen=True, kw_only=True):
-    """What an adapter is made of, and how it is run; the same in its file and in a manifest.
+    """The content of an adapter, and the options that it brings; the same in its file and in a manifest.
 
     Attributes:
         format: number of the file's format.

@@ -76,7 +76,7 @@ class Artifact:
 
     @property
     def influences(self) -> dict[str, str]:
-        """What the metadata of a video says of where the artifact comes from; nothing of one from here."""
+        """The entries of a video's metadata about the artifact's address; none for a local one."""
         return {"artifact": self.origin} if self.origin else {}
 
     @property
@@ -85,7 +85,7 @@ class Artifact:
         return self if self.built is None else replace(self, manifest=self.built.own, built=None)
 
     def built_here(self, profile: str) -> dict[str, str]:
-        """What the metadata of a video says of a profile that was built on this machine; else nothing."""
+        """The entries of a video's metadata about a profile that was built on this machine; else none."""
         return {"profile_built": "here"} if self.built is not None and profile in self.built.profiles else {}
 
     def compiling(self, profile: Profile, further: str = "", **options: Any) -> str:
@@ -184,7 +184,7 @@ class Artifact:
         return replace(self, manifest=self.manifest.changed(**fields))
 
     def renewed(self) -> Artifact:
-        """Returns the artifact as it is where its manifest is written anew: see ``Manifest.renewed``."""
+        """Returns the artifact as it is where its manifest is written again: see ``Manifest.renewed``."""
         return replace(self, manifest=self.manifest.renewed())
 
     def write(self) -> None:

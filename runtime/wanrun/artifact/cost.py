@@ -1,4 +1,4 @@
-"""What a generation costs: calls of each program, operations and bytes, by the compiler's figures."""
+"""The cost of a generation: calls of each program, operations and bytes, by the compiler's figures."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 FORMAT_VERSION: Final = 5
-"""What is written now. Another number: an older release of wanrun cannot read it."""
+"""The format that is written. An older release of wanrun cannot read another number."""
 
 Content = dict[str, Any]
 """A manifest as JSON has it."""

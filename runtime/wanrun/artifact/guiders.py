@@ -56,7 +56,7 @@ GUIDERS: Mapping[str, Guider] = MappingProxyType(
 """By name, the default first. Only ``skip-layer`` makes more passes than ``cfg``: in some steps a third."""
 
 BUILT = tuple(one.name for one in GUIDERS.values() if one.inputs)
-"""Those that a profile is built for, or not."""
+"""The guiders that a profile may lack."""
 
 OWN_OPTIONS = tuple(name for one in GUIDERS.values() for name in one.options)
 """The options that one guider has."""

@@ -1,4 +1,4 @@
-"""What begins a manifest: whether a file is one, of which format, and which release wrote it."""
+"""The header of a manifest: whether a file is one, of which format, and which release wrote it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMAT: Final = "wan-artifact"
 
 
 class Header(msgspec.Struct):
-    """What shows whether a file is a manifest, of which format, and which release wrote it."""
+    """The fields that show whether a file is a manifest, of which format, and which release wrote it."""
 
     format: Any = None
     format_version: Any = None

@@ -90,7 +90,7 @@ class Defaults(Record, frozen=True, kw_only=True):
 
 
 class Pyramid(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """How the steps of a chunk are laid out that begins smaller than it ends: see ``denoising.pyramid``.
+    """The steps of a chunk that begins smaller than it ends: see ``denoising.pyramid``.
 
     Attributes:
         stages: how many sizes it has, each with twice the rows and columns of the one before.

@@ -228,7 +228,7 @@ class Profile(Record, frozen=True):
 
     @property
     def num_prompts(self) -> int:
-        """Whose keys and values its programs take: those of the prompt, and of a negative one."""
+        """The prompts whose keys and values its programs take: the prompt, and a negative one."""
         return 2 if self.guidance or self.options.nag else 1
 
     @property

@@ -20,7 +20,7 @@ RoleName = Literal[
     "remember", "enter", "keys", "layer", "leave", "decode_first", "decode", "decode_tiny", "spread",
     "attention",
 ]  # fmt: skip
-"""What the manifest says of a program.
+"""The facts of a program in the manifest.
 
 | role | runs | takes | returns |
 |---|---|---|---|
@@ -53,7 +53,7 @@ layers take one layer of a stack of the transformer, by the stack's name, or ``o
 """
 
 DecoderName = Literal["full", "tiny"]
-"""What makes frames of the last latents: the VAE's decoder, or a tiny one beside it."""
+"""The decoders of the last latents: the VAE's, or a tiny one."""
 
 DECODERS: Mapping[str, tuple[RoleName, ...]] = MappingProxyType(
     {"full": ("decode_first", "decode"), "tiny": ("decode_tiny",)}
@@ -70,7 +70,7 @@ elsewhere are compared with what is compiled on their chip."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one generation does, and how many times: the one place that says it.
+    """The work of one generation: how often each thing is done, in one place.
 
     Attributes:
         form: the form of the loop.
@@ -125,7 +125,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def told_steps(self) -> int:
-        """The steps that progress tells."""
+        """The steps that progress shows."""
         return self.rounds * self.steps * len(self.chunks) + self.longer
 
     @property
@@ -152,7 +152,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Proof = Literal["update", "end", "record", "lengths", "weights", "plain"]
-"""How it is shown that a program computes what it should: what is compared.
+"""The proof that a program computes what it should: what is compared.
 
 | proof | what is compared |
 |---|---|
@@ -355,7 +355,7 @@ STEPWISE: FormName = "step"
 
 
 LOOPS = ("both", *FORMS, "all")
-"""What a profile is built with: one form, those of whole steps, or all but that of chunks."""
+"""The forms that a profile is built with: one form, those of whole steps, or all but that of chunks."""
 
 
 def roles_of(form: str, decoder: str = "full") -> tuple[Role, ...]:

@@ -32,7 +32,7 @@ from wanrun.machine.cpu import cpu_level_rank
 from wanrun.machine.environment import built_elsewhere, host_mismatches
 
 BUILD_EXTRA = "pip install '.[build]' in the checkout"
-"""What installs ``wanbuild``."""
+"""The command that installs ``wanbuild``."""
 
 
 def can_build() -> bool:

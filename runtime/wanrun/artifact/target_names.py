@@ -18,7 +18,7 @@ W8A8 = "-w8a8"
 """The end of the name of a target whose layers of 8-bit weights multiply with activations of 8 bits."""
 
 _LEFT_OUT = re.compile(r"nvidia|geforce|rtx|tpu|[\s_-]+")
-"""What a name may have or lack: its vendor, its family, and what stands between words."""
+"""The parts that a name may have or lack: its vendor, its family, and what stands between words."""
 
 _MEMORY = re.compile(r"-\d+gb$")
 """The memory in a chip's name."""
@@ -28,7 +28,7 @@ _COUNT = re.compile(r"(.*\S)[\s_-]+(0|[1-9]\d{0,99})")
 
 @dataclass(frozen=True)
 class TargetName:
-    """What a target's name means: a chip, whether products are of 8 bits, and how many devices.
+    """The meaning of a target's name: a chip, whether products are of 8 bits, and how many devices.
 
     ``count`` is None if the name does not say.
     """

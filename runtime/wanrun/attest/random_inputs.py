@@ -131,7 +131,7 @@ def _rotation(random: np.random.Generator, avals: Mapping[str, Any], plain: bool
 
 
 LORA_SHARE = 0.2
-"""What slots add to a product of values of size 1: enough that a wrong one shows among all the rest."""
+"""The size that slots add to a product of size 1: enough that a wrong one shows among all the rest."""
 
 
 class _DrawnAdapter(AdapterFile):

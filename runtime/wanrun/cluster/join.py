@@ -1,4 +1,4 @@
-"""How a Python program, or the command, says which processes run an artifact together."""
+"""Joins the processes that run an artifact together, for a Python program and the command."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Blending:
 
     @cached_property
     def weights(self) -> np.ndarray:
-        """What each window counts in each of its latent frames, float32 (windows, length).
+        """The weight of each window in each of its latent frames, float32 (windows, length).
 
         They rise by one from both ends of a window up to its middle, as far as the overlap, and those of a
         latent frame of the video are divided by their sum: where one window is alone it counts 1, and over

@@ -12,7 +12,7 @@ from wanrun.errors import UsageError
 
 
 def latent_frames(manifest: Manifest, num_frames: int) -> int:
-    """Returns the latent frames of so many frames."""
+    """Returns the number of latent frames of ``num_frames`` frames."""
     return manifest.model.latent_frames(num_frames)
 
 

@@ -1,4 +1,4 @@
-"""What a video of Helios goes on after: an image or a video, each with a little noise.
+"""The past of a video of Helios: an image or a video that it continues, each with a little noise.
 
 Source: diffusers' HeliosPipeline. The draws before those of the first chunk, in order: the samples of what is
 encoded, the image (or a video's first frame) before its frames; then for each of the two the noise's sizes,
@@ -22,7 +22,7 @@ LEAST, MOST = 0.111, 0.135
 
 @dataclass(frozen=True)
 class Latents:
-    """What the encoder makes of frames: the distribution of normalised latents, float32 (B, C, T, h, w).
+    """The encoder's result for frames: the distribution of normalised latents, float32 (B, C, T, h, w).
 
     Attributes:
         mean: the mode.
@@ -39,7 +39,7 @@ class Latents:
 
 @dataclass(frozen=True)
 class Past:
-    """What steps of the first chunk take of the past.
+    """The inputs of the first chunk's steps from the past.
 
     Attributes:
         past: the last latent frames before it, float32 (B, C, R, h, w), zeros where there are none.
@@ -52,7 +52,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Given:
-    """What a video goes on after.
+    """An image or a video that a video continues.
 
     Attributes:
         first: the first frame, T = 1.

@@ -1,7 +1,7 @@
 """The steps of a chunk of Helios, of which each stage but the first doubles the rows and columns before.
 
 Source: diffusers' HeliosScheduler, HeliosDMDScheduler and HeliosPyramidPipeline; one stage is that of
-HeliosPipeline. Every stage starts anew: without history, at its own range of timesteps, with noise levels
+HeliosPipeline. Every stage starts again: without history, at its own range of timesteps, with noise levels
 from 0.999 to 0.
 
 The draws of a chunk, in order: the noise of its full size, which is ``halved`` for the first stage, and for
@@ -35,7 +35,7 @@ BLOCK = 2
 """Rows and columns of the blocks in which noise is correlated: those of a patch."""
 
 RIDGE = 1e-8
-"""What the reference adds to the blocks' variance, whose least eigenvalue is 0 at the published gamma."""
+"""The reference's addition to the blocks' variance, whose least eigenvalue is 0 at the published gamma."""
 
 _SHIFTS: Mapping[str, Callable[[float], float]] = MappingProxyType(
     {"exponential": math.exp, "linear": lambda mu: mu}
@@ -135,7 +135,7 @@ def _joined(
 
 
 def _factor(shift: str | None, tokens: int, flow_shift: float) -> float | None:
-    """Returns the shift of so many tokens; None for none. As of ``calculate_shift``."""
+    """Returns the shift for a number of tokens, as ``calculate_shift``; None for none."""
     if shift is None:
         return None if flow_shift == 1 else flow_shift
     (few, low), (many, high) = (256, 0.5), (4096, 1.15)

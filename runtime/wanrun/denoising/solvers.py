@@ -31,7 +31,7 @@ COLUMNS = ("sigma", "c_x", "c_last", "c_0", "c_1", "c_2", "p_x", "p_0", "p_1")
 """The columns of a coefficient table, named as in the recurrence above."""
 
 HISTORY = ("last", "m1", "m2")
-"""What steps pass on besides the sample, named as in the recurrence above."""
+"""The arrays that steps pass on besides the sample, named as in the recurrence above."""
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ def _lcm_rows(sigmas: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Solver:
-    """How to compute a solver's table.
+    """The computation of a solver's table.
 
     Attributes:
         grid: returns the class's sigmas (N + 1,) and timesteps (N,) for N, shift and training timesteps.

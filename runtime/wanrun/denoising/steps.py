@@ -44,7 +44,7 @@ TABLES: Mapping[str, str] = MappingProxyType(
         "skip_layers": "skip_layers",
     }
 )
-"""What is a step's own, as the program of a step takes it, and its table in that of several steps."""
+"""The inputs that differ by step, of a program of one step, with their tables in that of several."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ExpertRange:
         return cls(transformer, first, last, (guidance_scale,) * (last - first), **guidance)
 
     def part(self, first: int, last: int) -> ExpertRange:
-        """Returns those of the steps that are in the range."""
+        """Returns the steps that are in the range."""
         within = slice(first - self.first, last - self.first)
         guidance_scales, skip_scales = self.guidance_scales[within], self.skip_scales[within]
         return replace(self, first=first, last=last, guidance_scales=guidance_scales, skip_scales=skip_scales)

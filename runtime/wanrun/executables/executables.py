@@ -127,7 +127,7 @@ class Executables:
     def run_twice(self, beside: Beside) -> None:
         """Lets executables that are loaded from now on run beside those that are compiled here.
 
-        One that cannot be loaded is compiled here, and told.
+        One that cannot be loaded is compiled here, and reported.
         """
         self._beside = beside
 

@@ -1,4 +1,4 @@
-"""How far two results of one computation may lie apart."""
+"""The tolerances between two results of one computation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALL_TOLERANCES: Mapping[str, float] = MappingProxyType({"float32": 1e-4, "bfloa
 1.2e-2 apart, the most with sharp attention and 40 layers (docs/notes/chips.md, "Trust")."""
 
 W8A8_FACTOR = 4.0
-"""What all of these are multiplied by where activations are rounded to 8 bits: float8 velocities are 2.3e-2
+"""The factor of all of these where activations are rounded to 8 bits: float8 velocities are 2.3e-2
 from the other form's, and the latents 1.3e-1."""
 
 ALIKE = 1e-2
@@ -73,7 +73,7 @@ def most_levels(tolerance: float) -> float:
 
 
 class Apart(NamedTuple):
-    """How far two results of one program are apart, and may be, in the same unit.
+    """The difference of two results of one program, and its limit, in the same unit.
 
     ``error`` is the relative error, of all values or of sums over runs of them, whichever is larger; of
     frames the root mean square of the difference, in levels.

@@ -1,4 +1,4 @@
-"""What the processes of a group agree on before they load an artifact, and before each generation."""
+"""Agreement of the processes of a group, before they load an artifact and before each generation."""
 
 from __future__ import annotations
 

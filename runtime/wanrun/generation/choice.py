@@ -1,4 +1,4 @@
-"""What ``load`` takes: a profile by ``request.profiles``, and a target whose executables are right here."""
+"""The choice of ``load``: a profile by ``request.profiles``, and a target whose executables run here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Choice:
-    """What the options of loading choose of an artifact; only its manifest is read."""
+    """The profile and the targets that options of loading choose; only the manifest is read."""
 
     artifact: Artifact
     policy: LoadPolicy
@@ -93,5 +93,5 @@ class Choice:
         try:
             selected = self.target(profile)
         except ArtifactError:
-            return  # told in the profile's turn
+            return  # reported in the profile's turn
         self.tried(selected, profile, timings, report)

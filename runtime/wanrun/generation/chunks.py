@@ -31,7 +31,7 @@ REMEMBER: RoleName = "remember"
 
 
 class StepMaker(Protocol):
-    """What makes the steps of a chunk; ``Sampler`` does."""
+    """A maker of the steps of a chunk, such as ``Sampler``."""
 
     programs: Programs
 

@@ -66,7 +66,7 @@ class Asked(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class LiveAccess:
-    """What a live video may use of its pipeline.
+    """The functions of a pipeline that a live video may use.
 
     ``call`` counts a call as inside the pipeline while the block runs. ``turn`` waits for the device, and
     holds it while the block runs. ``encode`` returns the embeddings of prompts.

@@ -80,7 +80,7 @@ _Load = Callable[Concatenate[str | os.PathLike[str] | Artifact, _Keywords], Pipe
 def _takes(
     record: Callable[_Keywords, LoadKeywords],
 ) -> Callable[[Callable[..., Pipeline]], _Load[_Keywords]]:
-    """Tells type checkers, and ``help``, that ``load`` takes the keywords of a record's constructor."""
+    """Shows type checkers, and ``help``, that ``load`` takes the keywords of a record's constructor."""
 
     def signed(function: Callable[..., Pipeline]) -> _Load[_Keywords]:
         artifact, _ = inspect.signature(function).parameters.values()

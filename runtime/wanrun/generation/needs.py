@@ -1,4 +1,4 @@
-"""The files of an artifact that runs read, as its manifest tells: what is elsewhere is fetched before it."""
+"""The files of an artifact that a run reads, by its manifest: remote ones are fetched before the run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def needed(
     text = choice.text_target(selected, first)
     targets = [selected.name, *([] if text is None else [text.name])]
     for profile in profiles or ():
-        with suppress(ArtifactError):  # told in its turn
+        with suppress(ArtifactError):  # reported in its turn
             targets.append(choice.target(profile).name)
     own = choice.artifact.only(profiles=_read_profiles(choice, selected, profiles), targets=targets)
     unread = _unread(own, None if selected.built_elsewhere else prompts, policy)

@@ -1,4 +1,4 @@
-"""What ``on_step`` may look at after a step: the latents, and a small preview of the video."""
+"""The state after a step, for ``on_step``: the latents, and a small preview of the video."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Step:
 
     @property
     def clean(self) -> np.ndarray:
-        """What the model expects the latents to be in the end: float32 (B, C, T, h, w), a copy."""
+        """The final latents that the model expects: float32 (B, C, T, h, w), a copy."""
         return self.all_clean[:, :, self._leading :]
 
     @property

@@ -117,7 +117,7 @@ class VideoParts:
 
 
 class _Record(msgspec.Struct, omit_defaults=True):
-    """What is said of the parts in a folder: what decides their video, and frames and checksum of each."""
+    """The record of the parts in a folder: the key of their video, and frames and checksum of each part."""
 
     key: str
     parts: list[tuple[int, int]]
@@ -183,7 +183,7 @@ class Spool(VideoParts):
                 _remove(self._folder)
 
     def _begin(self) -> None:
-        """Begins anew, with another file: results of earlier videos may have mapped the one that is there."""
+        """Starts again with another file: results of earlier videos may have mapped the one that is there."""
         replace_file(self._folder / _RECORD, msgspec.json.encode(self._record))
         for name in (_FRAMES, _LATENTS):
             (self._folder / name).unlink(missing_ok=True)

@@ -104,6 +104,6 @@ class Windowing:
 
 
 def _of_clip(embeddings: np.ndarray, clip: int, later: int) -> np.ndarray:
-    """Returns those of a clip's prompt, of the first and so many later ones, and of the negative one."""
+    """Returns the embeddings of a clip's prompt, of ``later`` + 1 prompts, and of the negative one."""
     own = min(clip, later)
     return np.concatenate([embeddings[own : own + 1], embeddings[later + 1 :]]) if later else embeddings

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be made.
+    """A resolved request with the files to write.
 
     Attributes:
         id: its name, for events and the outcome.

@@ -1,4 +1,4 @@
-"""How a job ended, in the process that ran it and on the way to another."""
+"""The outcome of a job, in the process that ran it and on the way to another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wanrun.errors import WanError
 
 
 class Outcome(Struct, frozen=True, kw_only=True, tag=True):
-    """How a job ended.
+    """The outcome of a job.
 
     Attributes:
         id: the job.

@@ -135,7 +135,7 @@ def _save_image(image: Image, path: Path, kind: str, **options: Any) -> None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a kind of file is written.
+    """A kind of file, and how it is written.
 
     ``write`` gets the output, the result, the metadata and whether a video may be replaced. ``ending``
     replaces the video's suffix; empty keeps it. With ``of_all`` one file is of all videos.

@@ -1,4 +1,4 @@
-"""What is done for a job now, told whenever that changes."""
+"""The progress of a job: what is done for it now, as events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PHASES: Final = (
 
 
 class Event(Struct, frozen=True, tag=True):
-    """What is done for a job now.
+    """The work that is done for a job now.
 
     Attributes:
         id: the job.
@@ -78,7 +78,7 @@ class Progress:
         self._look()
 
     def _look(self) -> None:
-        """Tells the listener if something has changed."""
+        """Calls the listener if something has changed."""
         if self._listener is None:  # a run of many jobs has many spans to look at
             return
         running = {span.phase for span in self.timings.running}

@@ -36,7 +36,7 @@ NVIDIA_FILES = ("proc/driver/nvidia/version", "dev/nvidia0", "dev/nvidiactl", "d
 """Device files: one of them exists where a GPU may be; the last one in WSL."""
 
 WORDS: Mapping[str, str] = MappingProxyType({"tpu": "TPU", "cuda": "NVIDIA GPU"})
-"""How messages call the accelerators of a platform."""
+"""The names of a platform's accelerators in messages."""
 
 MAX_TEXT = 4096
 """The most characters that are read from a file of the system."""

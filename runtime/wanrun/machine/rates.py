@@ -1,4 +1,4 @@
-"""What this machine does in a second, as earlier runs have shown: a small file in the user's cache."""
+"""The rates of this machine, as earlier runs have shown: a small file in the user's cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_BYTES = 2**12
 
 @dataclass(frozen=True)
 class Rates:
-    """What is done a second, such as FLOP of ``steps``, with one kind of programs on this machine.
+    """The rates of one kind of programs on this machine, such as FLOP/s of ``steps``.
 
     Args:
         file: where they are kept.
@@ -52,7 +52,7 @@ class Rates:
 
     @property
     def known(self) -> dict[str, float]:
-        """What was measured; nothing without an intact file."""
+        """The measured rates; none without an intact file."""
         try:
             found = msgspec.json.decode(read_bounded(self.file, MAX_BYTES), type=dict[str, float])
         except (OSError, ValueError):

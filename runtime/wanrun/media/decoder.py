@@ -53,7 +53,7 @@ class DecoderProcess:
             resource.prlimit(self._process.pid, what, (min([most, *given]), hard))
 
     def ask(self, request: dict[str, object]) -> None:
-        """Sends a request. A process that has ended does not take it; reading its answer tells so."""
+        """Sends a request. A process that has ended does not take it, which shows when its answer is read."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""What metadata record of the images and videos of a generation: their names and digests."""
+"""The names and digests of a generation's images and videos, for its metadata."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MAX_SIDE = 2**17
 """Pixels of a side. Pillow's table for scaling has 48 bytes for each: 1.4 GB for an image of one column."""
 
 STRIP_BYTES = 2**22
-"""What is passed on of a frame at a time: no process has a large one twice."""
+"""Bytes of a frame that are passed on at a time: no process has a large one twice."""
 
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF
 
@@ -43,7 +43,7 @@ HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc")
 _DEEP = ("I", "F")  # and I;16 with its byte orders
 
 NO_MEMORY = ("out of memory", "allocate memory", "get_buffer() failed", "Resource temporarily unavailable")
-"""What libraries and ffmpeg say at a limit of memory."""
+"""The words of libraries and ffmpeg at a limit of memory."""
 
 
 def too_large(name: str) -> UsageError:

@@ -43,7 +43,7 @@ MAX_BYTES = 8 * 2**30
 and 30 fps, or 39 s with a background video and its mask."""
 
 _BLACK = 127
-"""What of a mask counts as black, of 255."""
+"""The largest value of a mask that counts as black, of 255."""
 
 _STEP_BYTES = 2**26  # growth of a video of unknown length; malloc maps separate pages for sizes above this
 

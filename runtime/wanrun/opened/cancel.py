@@ -61,7 +61,7 @@ class CancelToken:
 
 
 class Waits(threading.local):
-    """How a thread waits for what is being loaded: until it is there, or the thread's call is cancelled."""
+    """Waits for what is being loaded: until it is there, or the waiting thread's call is cancelled."""
 
     token: CancelToken | None = None
 

@@ -41,7 +41,7 @@ class OpenDevice:
 
     @property
     def where(self) -> jax.Device | jax.sharding.Mesh:
-        """What programs are lowered for."""
+        """The device or mesh that programs are lowered for."""
         return self.device if self.mesh is None else self.mesh
 
     @property

@@ -33,7 +33,7 @@ SHAPE: Final = ("size", "num_frames", "num_videos", "guidance", "num_references"
 
 
 class LoadPolicy(Struct, frozen=True, kw_only=True):
-    """What of an artifact is loaded, and how.
+    """The options of loading: what of an artifact is loaded, and how.
 
     Field names are the keywords of ``wanrun.load``. The order is that of the command's help.
     """

@@ -43,7 +43,7 @@ so no two tokens have the same values."""
 
 @dataclass(frozen=True)
 class LoopStart:
-    """What steps are made from.
+    """The inputs that random steps begin with.
 
     ``embeddings`` are (P, L, text_dim), ``noise`` the latents, float32 (B, C, T, h, w). ``conditions`` are
     inputs from images and videos, of which no frame is held.

@@ -24,7 +24,7 @@ from wanrun.weights.adapters import AdapterFile, check_fits, open_adapter
 from wanrun.weights.loras import AppliedLora
 
 _NOISE: Mapping[str, str] = MappingProxyType(dict(zip(TRANSFORMERS, EXPERTS, strict=True)))
-"""What the strength of an expert is called."""
+"""The names of the experts' strengths."""
 
 
 class ChosenLora(Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class ChosenLora(Struct, frozen=True, kw_only=True):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the metadata of a video says of it."""
+        """The entries of a video's metadata."""
         return {"name": self.name, "strengths": dict(self.strengths), "sha256": self.sha256}
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Chosen:
 
     @property
     def _working(self) -> list[ChosenLora]:
-        """Those that change something."""
+        """The LoRAs that change something."""
         return [one for one in self.loras if any(one.strengths.values())]
 
     def check(self, profile: Profile) -> None:

@@ -16,7 +16,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=4096)]
 Strength = Annotated[float, Meta(ge=-MAX_FLOAT32, le=MAX_FLOAT32)]
 
 EXPERTS = ("high", "low")
-"""What the strengths of the two experts are called, as ``TRANSFORMERS`` are in order."""
+"""The names of the two experts' strengths, in the order of ``TRANSFORMERS``."""
 
 
 class LoraChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

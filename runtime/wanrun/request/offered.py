@@ -1,4 +1,4 @@
-"""What an option of a generation needs of an artifact: of its manifest, and of how a profile is built."""
+"""Conditions of a generation's options: on an artifact's manifest, and on how a profile is built."""
 
 from __future__ import annotations
 

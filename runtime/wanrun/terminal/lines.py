@@ -1,4 +1,4 @@
-"""What commands print: one line each, whatever names are in it, and whether or not anybody can take it.
+"""The lines that commands print: one each, whatever names are in it, and whether or not anybody can take it.
 
 A result, such as that of ``--list``, is what the command was started for: if it cannot be printed, the
 command fails. A report, such as ``wrote out.mp4``, is not: the video is there. A warning is not either.

@@ -1,4 +1,4 @@
-"""What a command is waiting for, and for how long: one line, the same for bytes, steps and everything else.
+"""The status line: what a command waits for, and for how long, for bytes, steps and everything else.
 
 On a terminal it is one line, rewritten and then erased. Elsewhere it is a line every 10 s, so that quick
 phases print nothing.
@@ -46,7 +46,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "write": "writing a layer",
     }
 )
-"""What is said of a span, by its phase, with its label, which may follow; others are not shown."""
+"""The text about a span by its phase; its label may follow. Other phases are not shown."""
 
 BLINK_SECONDS, LOG_SECONDS = 0.2, 10.0
 """How often the line is written, over the last one and in a log."""

@@ -134,4 +134,4 @@ class EmbeddingCache:
 
 
 EmbeddingStore = ArtifactEmbeddings | EmbeddingCache
-"""Where an embedding may be found before it is made."""
+"""The places where an embedding may be found before it is made."""

@@ -1,4 +1,4 @@
-"""What stages of a start take at least: their bytes over the fastest rate that was seen."""
+"""The least seconds of the stages of a start: their bytes over the fastest rate that was seen."""
 
 from __future__ import annotations
 

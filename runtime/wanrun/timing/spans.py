@@ -72,7 +72,7 @@ class Spans:
         return span
 
     def end(self, span: Span, at: float | None = None) -> None:
-        """Ends a span, now or at a moment that has passed; it no longer holds what told its progress."""
+        """Ends a span, now or at a moment that has passed; it drops the function of its progress."""
         span.end, span.progress = now() if at is None else at, None
 
     @contextmanager

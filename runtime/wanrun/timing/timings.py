@@ -184,7 +184,7 @@ class Timings(Spans):
 
     @property
     def floors(self) -> Mapping[str, Floor]:
-        """What phases take at least: their bytes over the highest rate of this run or of earlier ones."""
+        """The least seconds of phases: their bytes over the highest rate of this run or of earlier ones."""
         return floors(self.labelled_spans, self.known_rates)
 
     @property
