@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ from helpers.damage import flag
 from helpers.keywords import FILE, keywords
 from helpers.manifests import built_with
 from helpers.options import ONE, TWO
+from helpers.rules import REPOSITORY
 from wancli.run import wanrun
 from wanrun.denoising.solvers import SOLVERS
+from wanrun.media.inputs import MEDIA_KINDS
 from wanrun.request.offered import offered
 from wanrun.request.schema import rows, schema
 
@@ -25,6 +28,15 @@ def test_the_command_line_has_every_row() -> None:
         assert row.flag == flag(row.key)
         if row.name != "prompt":
             assert row.help.rstrip(".") in str(getattr(options[row.name], "help", ""))
+
+
+def test_every_option_is_read() -> None:
+    """By a line of the runtime, besides its row; images and videos by the manifest's names."""
+    lists = {"request.py", "keywords.py", "elsewhere.py"}
+    files = (file for file in (REPOSITORY / "runtime").rglob("*.py") if file.name not in lists)
+    source = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    others = {row.name for row in rows()} - MEDIA_KINDS.keys()
+    assert {name for name in others if not re.search(rf'"{name}"|\.{name}\b', source)} == set()
 
 
 def test_the_json_schema() -> None:
