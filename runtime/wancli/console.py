@@ -157,9 +157,9 @@ def _of_click(error: click.ClickException, command: click.Command) -> UsageError
     }
     name = getattr(getattr(error, "ctx", None), "command_path", None) or command.name or "wanrun"
     if isinstance(error, click.BadParameter) and isinstance(own := error.__cause__, UsageError):
-        error.message, remedy = own.what, filter(None, [own.remedy, f"see {name} --help"])
-        parts = {**own.parts, "what": _one_line(error.format_message()), "remedy": "; ".join(remedy)}
-        return UsageError(**parts)
+        what = _one_line(click.BadParameter(own.what, error.ctx, error.param).format_message())
+        remedy = "; ".join(filter(None, [own.remedy, f"see {name} --help"]))
+        return UsageError(**{**own.parts, "what": what, "remedy": remedy})
     text = _one_line(error.format_message()).rstrip(".")
     hint = "; give a prompt as --prompt TEXT" if name == "wanrun" and "extra argument" in text else ""
     code: ErrorCode = next((codes[kind] for kind in codes if isinstance(error, kind)), "invalid_value")

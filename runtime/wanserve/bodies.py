@@ -89,6 +89,11 @@ async def _held(seconds: float, *locks: Any) -> AsyncIterator[None]:
                     await held.enter_async_context(lock)
         except TimeoutError:
             retry = {"Retry-After": "10", "connection": "close"}
-            what = "too many uploads at a time; try again later"
-            raise RefusedError(what, 429, code="too_many_uploads", headers=retry) from None
+            raise RefusedError(
+                "too many uploads at a time",
+                429,
+                code="too_many_uploads",
+                headers=retry,
+                remedy="try again later",
+            ) from None
         yield

@@ -154,7 +154,8 @@ class ServedModel:
         if isinstance(schedule, str) and schedule not in self.manifest.schedules:
             names = f"one of {', '.join(self.manifest.schedules)}" if self.manifest.schedules else "none"
             raise RefusedError(
-                f"there is no {spell('schedule')} {schedule[:60]!r}; expected {names}",
+                f"there is no {spell('schedule')} {schedule[:60]!r}",
+                expected=names,
                 param=spell("schedule"),
                 code="unknown_name",
             )
@@ -162,7 +163,8 @@ class ServedModel:
             if isinstance(name := one.get("name"), str) and name not in self.loras:
                 names = f"one of {', '.join(self.loras)}" if self.loras else "none"
                 raise RefusedError(
-                    f"there is no {spell('lora')} {name[:60]!r}; expected {names} (v1/loras)",
+                    f"there is no {spell('lora')} {name[:60]!r}",
+                    expected=f"{names} (v1/loras)",
                     param=spell("lora"),
                     code="unknown_name",
                 )
@@ -184,8 +186,9 @@ class ServedModel:
         """Returns the artifact as it will be once a profile is built. Raises RefusedError for a large one."""
         if (pixels := _pixels(lacking)) > (self.most or 0):
             raise RefusedError(
-                f"profile {lacking.name} is too large to be built; expected at most {self.most} pixels in "
-                f"all frames; found {pixels}",
+                f"profile {lacking.name} is too large to be built",
+                expected=f"at most {self.most} pixels in all frames",
+                found=str(pixels),
                 param=spell("size"),
                 code="not_built",
             )
@@ -314,12 +317,18 @@ class Catalog:
         """
         names = ", ".join(self.models)
         if name is None and len(self.models) > 1:
-            raise RefusedError(f"there is no model in the request; expected one of {names}", param="model")
+            raise RefusedError(
+                "there is no model in the request",
+                param="model",
+                code="missing_parameter",
+                expected=f"one of {names}",
+            )
         model = next(iter(self.models.values())) if name is None else self.models.get(name)
         if model is None:
             raise RefusedError(
-                f"there is no model {name[:60]!r}; expected one of {names}",  # type: ignore[index]
+                f"there is no model {name[:60]!r}",  # type: ignore[index]
                 param="model",
+                expected=f"one of {names}",
                 code="model_not_found",
             )
         return model

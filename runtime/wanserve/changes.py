@@ -34,8 +34,12 @@ class Changes(Intake):
             what = "only the prompt of a live video that runs can be changed"
             raise RefusedError(what, 409, code="not_waiting")
         if "prompt" not in body.options:
-            what = "there is no prompt; expected what the next chunk shows in the field prompt"
-            raise RefusedError(what, param="prompt")
+            raise RefusedError(
+                "there is no prompt",
+                param="prompt",
+                code="missing_parameter",
+                expected="what the next chunk shows in the field prompt",
+            )
         paths = paths_of(body.model, video.media, self._folders.of(video.id))
         await self._resolve(client, body, {**video.options, **body.options}, paths, probe=False)
         if video.status != "in_progress" or video.wants_no_more:
@@ -74,7 +78,8 @@ class Changes(Intake):
         if body.seeds is not None:
             raise RefusedError("seeds make other videos, and a job has one; change its seed", param="seeds")
         if body.model.name != video.model:
-            raise RefusedError("the model of a job cannot be changed; make a new one", param="model")
+            what, remedy = "the model of a job cannot be changed", "make a new one"
+            raise RefusedError(what, param="model", remedy=remedy)
         place = None if position is None else whole(position, 1, 10**9, "position")
         return body, gone, place
 
@@ -90,7 +95,8 @@ class Changes(Intake):
         body.live_state(self._settings, client.max_live_seconds, generation.fps)
         self._queue.check_waiting(video)
         if video.options is not before:
-            raise RefusedError("the video was changed meanwhile; send it again", 409, code="changed")
+            what = "the video was changed meanwhile"
+            raise RefusedError(what, 409, code="changed", remedy="send it again")
         for one in body.media:
             own.mkdir(exist_ok=True)
             (folder / one.file).replace(self._folders.upload(video, one))

@@ -61,8 +61,8 @@ NO_EFFECT: Mapping[str, tuple[object, ...]] = MappingProxyType(
 
 USELESS: Mapping[str, str] = MappingProxyType(
     {
-        "response_format": "; fetch the video at v1/videos/ID/content",
-        "stream": "; follow the job at v1/videos/ID/events",
+        "response_format": "fetch the video at v1/videos/ID/content",
+        "stream": "follow the job at v1/videos/ID/events",
     }
 )
 """By such a field, what to do for another value of it."""

@@ -58,7 +58,8 @@ def decoded(name: str, text: str) -> Any:
 
 def mistyped(name: str, expected: str, value: Any) -> RefusedError:
     """Returns the error of a field that has another type."""
-    return RefusedError(f"{name} has the wrong type; expected {expected}; found {quoted(value)}", param=name)
+    what, found = f"{name} has the wrong type", quoted(value)
+    return RefusedError(what, param=name, code="wrong_type", expected=expected, found=found)
 
 
 def number_of(value: Any, kind: type[int] | type[float]) -> Any:
@@ -113,7 +114,7 @@ def _lora(value: Any, name: str, text: bool) -> dict[str, Any]:
         try:
             choice = parse_lora(value, files=False)
         except UsageError as error:
-            raise RefusedError(str(error), param=name) from None
+            raise refused(error, lambda _: name, asked=[name]) from None
         return {key: one for key, one in msgspec.structs.asdict(choice).items() if one is not None}
     if not isinstance(value, dict):
         raise mistyped(
@@ -126,14 +127,15 @@ def _lora(value: Any, name: str, text: bool) -> dict[str, Any]:
                 f"{own} of {name} is given twice, also as {key[:60]!r}", param=name, code="conflict"
             )
         if key in LORA_PATHS:
-            raise RefusedError(f"{name} has a {key}; {NO_LORA_PATH}", param=name)
+            raise RefusedError(f"{name} has a {key}", param=name, remedy=NO_LORA_PATH)
         if own and given is not None:
             found[own] = number_of(given, float) if text and own != "name" else given
     try:
         msgspec.convert(found, LoraChoice)
     except msgspec.ValidationError as error:
-        what = f"{name} cannot be used; expected name, with strength or with high and low; found {error}"
-        raise RefusedError(what, param=name) from None
+        expected = "name, with strength or with high and low"
+        what = f"{name} cannot be used"
+        raise RefusedError(what, param=name, expected=expected, found=str(error)) from None
     return found
 
 
@@ -154,7 +156,8 @@ def take_live(
     option that they exclude.
     """
     if given := [*(spell(name) for name in OF_WHOLE_VIDEOS if name in options), *others]:
-        raise RefusedError(f"live and {given[0]} exclude each other; leave one out", param=given[0])
+        what = f"live and {given[0]} exclude each other"
+        raise RefusedError(what, param=given[0], code="conflict", remedy="leave one out")
     asked = options.pop("num_frames", None)
     frames = None if asked is None else whole(asked, 1, MOST_FRAMES, spell("num_frames"))
     try:

@@ -102,9 +102,14 @@ class Body:
         if client_seconds is not None:
             most = min(most, float(client_seconds))
         if self.frames is not None and self.frames - 1 > most * fps:  # one more ends the last second
-            name = self.spell("num_frames")
-            what = f"a live video has at most {most:g} seconds, {int(most * fps)} frames"
-            raise RefusedError(f"{what}; found {self.frames} frames; ask for fewer", param=name)
+            raise RefusedError(
+                "the live video is too long",
+                param=self.spell("num_frames"),
+                code="out_of_range",
+                expected=f"at most {most:g} seconds, {int(most * fps)} frames",
+                found=f"{self.frames} frames",
+                remedy="ask for fewer",
+            )
         return LiveState(frames=self.frames, seconds=most, bytes=settings.live_bytes)
 
     def fingerprint(self) -> str:
@@ -160,7 +165,9 @@ def read_body(
         others = ["seeds"] * (body.seeds is not None) + ["format"] * (body.format != "mp4")
         body.frames = take_live(body.model, body.options, others, body.spell)
     if len(arrived) > MAX_FILES:
-        raise RefusedError(f"the request has more than {MAX_FILES} files", code="too_many_files")
+        expected, found = f"at most {MAX_FILES}", str(len(arrived))
+        what = "the request has too many files"
+        raise RefusedError(what, code="too_many_files", expected=expected, found=found)
     for one in arrived:
         _take_file(one, folder, body)
     return body
@@ -199,7 +206,7 @@ def _format(given: dict[str, Any]) -> str | None:
     value = next((one for one in values if one is not None), None)
     if value is not None and (not isinstance(value, str) or value not in FORMATS):
         raise RefusedError(
-            f"format cannot be {quoted(value)}; expected one of {', '.join(FORMATS)}", param="format"
+            f"format cannot be {quoted(value)}", param="format", expected=f"one of {', '.join(FORMATS)}"
         )
     return value
 
@@ -227,7 +234,7 @@ def _take_option(name: str, value: Any, text: bool, body: Body) -> None:
         if NO_EFFECT[name] and value is not None and value not in NO_EFFECT[name]:
             allowed = " or ".join(dict.fromkeys(str(one).lower() for one in NO_EFFECT[name]))
             raise RefusedError(
-                f"{name} cannot be {quoted(value)}; expected {allowed}{USELESS.get(name, '')}", param=name
+                f"{name} cannot be {quoted(value)}", param=name, expected=allowed, remedy=USELESS.get(name)
             )
         return
     option = options_by_name().get(name)
@@ -253,7 +260,8 @@ def _check_size(value: Any, name: str, model: ServedModel) -> None:
             parse_size(value)
     except UsageError:
         built = ", ".join(dict.fromkeys(shape["size"] for shape in model.shapes()))
-        raise RefusedError(f"{name} cannot be {quoted(value)}; expected one of {built}", param=name) from None
+        what = f"{name} cannot be {quoted(value)}"
+        raise RefusedError(what, param=name, expected=f"one of {built}") from None
 
 
 def _unknown(name: str, body: Body) -> RefusedError:
@@ -261,13 +269,13 @@ def _unknown(name: str, body: Body) -> RefusedError:
     known = [*(row.name for row in wanrun.options()), *options_by_name(), *OWN, *MEDIA, *LORA]
     meant = name if name in INSTEAD else nearest(name, [*known, *INSTEAD])
     if meant in known:
-        return unknown(name, f"; use {meant}")
+        return unknown(name, remedy=f"use {meant}")
     error = UsageError("invalid_value", "", remedy=INSTEAD.get(meant or ""))
     if meant is not None and set(error.fields) <= body.model.options.keys():  # which this model has
-        return unknown(name, error.spelled(body.spell))
+        return unknown(name, remedy=error.words(body.spell).get("remedy"))
     like = nearest(name, [*body.model.options, *OWN], ALIKE)
     such = "" if like is None else f", such as {like}"
-    return unknown(name, f"; expected an option that v1/models/{body.model.name} lists{such}")
+    return unknown(name, f"an option that v1/models/{body.model.name} lists{such}")
 
 
 def _typed(row: Any, value: Any, text: bool, name: str) -> Any:
@@ -282,8 +290,9 @@ def _typed(row: Any, value: Any, text: bool, name: str) -> Any:
         items = value.strip("[] ").split(",", MAX_ITEMS) if isinstance(value, str) else value
         return tuple(number_of(item, row.base) for item in items) if isinstance(items, list) else items
     if isinstance(value, list):
-        each = "; send a request for each" if row.name == "prompt" else ""
-        raise RefusedError(f"{name} is given {len(value)} times; expected one{each}", param=name)
+        each = "send a request for each" if row.name == "prompt" else None
+        what = f"{name} is given {len(value)} times"
+        raise RefusedError(what, param=name, expected="one", remedy=each)
     if row.base in (int, float) and value != "random":
         return number_of(value, row.base)
     return value
@@ -300,17 +309,20 @@ def _take_seconds(value: Any, body: Body) -> None:
     if (given := body.options.get("num_frames")) is not None:
         if type(given) is int and given != frames:  # the record refuses other types
             raise RefusedError(
-                f"seconds and {body.spell('num_frames')} contradict each other; expected {frames} frames; "
-                f"found {quoted(given)}; leave one out",
+                f"seconds and {body.spell('num_frames')} contradict each other",
                 param="seconds",
+                expected=f"{frames} frames",
+                found=quoted(given),
+                remedy="leave one out",
             )
         return
     built = sorted({shape["num_frames"] for shape in body.model.shapes()})
     if frames not in built and not body.model.live:
         lengths = ", ".join(f"{frames / rate:.4g} ({frames} frames)" for frames in built)
         raise RefusedError(
-            f"no video of {number:g} seconds is built; expected one of {lengths}",
+            f"no video of {number:g} seconds is built",
             param="seconds",
+            expected=f"one of {lengths}",
             code="not_built",
         )
     body.options["num_frames"], body.spelled["num_frames"] = frames, "seconds"
@@ -321,7 +333,8 @@ def _take_seeds(value: Any, body: Body) -> None:
     if value in (None, ""):
         return
     if "seed" in body.options:
-        raise RefusedError(f"{body.spell('seed')} and seeds exclude each other; leave one out", param="seeds")
+        what = f"{body.spell('seed')} and seeds exclude each other"
+        raise RefusedError(what, param="seeds", code="conflict", remedy="leave one out")
     items = value.strip("[] ").split(",", MOST_SEEDS) if isinstance(value, str) else value
     seeds = [number_of(item, int) for item in items] if isinstance(items, list) else []
     if not 1 <= len(seeds) <= MOST_SEEDS or any(type(one) is not int for one in seeds):
@@ -336,8 +349,9 @@ def _option_of(name: str) -> str:
     if option is None or (option and option not in files()):
         taken = [row.name for row in wanrun.options() if row.name in files()]
         raise RefusedError(
-            f"the field {bare[:60]!r} takes no file; expected one of {', '.join([*taken, *MEDIA])}",
+            f"the field {bare[:60]!r} takes no file",
             param=bare[:60],
+            expected=f"one of {', '.join([*taken, *MEDIA])}",
             code="unknown_parameter",
         )
     return option
@@ -360,9 +374,8 @@ def _files_of(name: str, value: Any) -> Iterator[_File]:
         option = _option_of(name)
         if isinstance(one, dict) and (role := one.get("role")) is not None:
             if not isinstance(role, str) or role not in ROLES:
-                raise RefusedError(
-                    f"{name} has the role {quoted(role)}; expected one of {', '.join(ROLES)}", param=name
-                )
+                expected = f"one of {', '.join(ROLES)}"
+                raise RefusedError(f"{name} has the role {quoted(role)}", param=name, expected=expected)
             option = ROLES[role]
         yield _File(name, option, "data", decoded_text(one, name))
 

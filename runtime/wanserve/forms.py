@@ -66,15 +66,15 @@ async def read_form(request: Request, file: IO[bytes]) -> RequestBody:
         return RequestBody(_object(file) if short else await asyncio.to_thread(_object, file))
     if kind not in FORM_TYPES:
         raise RefusedError(
-            f"the content type {kind[:60] or 'is missing and'} is not understood; "
-            "expected application/json or multipart/form-data",
+            f"the content type {kind[:60] or 'is missing and'} is not understood",
             415,
+            expected="application/json or multipart/form-data",
             code="unsupported_media_type",
         )
     charset = options.get(b"charset", b"utf-8").decode("latin-1").lower()
     if charset not in CHARSETS:
         raise RefusedError(
-            f"the charset {charset[:20]!r} is not understood; expected utf-8", code="invalid_form"
+            f"the charset {charset[:20]!r} is not understood", code="invalid_form", expected="utf-8"
         )
     texts, files = await (_parts(request, file) if kind.startswith("multi") else _pairs(file))
     await asyncio.to_thread(_check_texts, texts)
@@ -91,11 +91,11 @@ def _object(file: IO[bytes]) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise RefusedError(f"the body is not JSON: {str(error)[:100]}", code="invalid_json") from None
     if not isinstance(value, dict):
-        raise RefusedError(
-            f"the body is not a JSON object; found {type(value).__name__}", code="invalid_json"
-        )
+        raise RefusedError("the body is not a JSON object", code="invalid_json", found=type(value).__name__)
     if len(value) > MAX_FIELDS:
-        raise RefusedError(f"the request has more than {MAX_FIELDS} fields", code="too_many_fields")
+        expected, found = f"at most {MAX_FIELDS}", str(len(value))
+        what = "the request has too many fields"
+        raise RefusedError(what, code="too_many_fields", expected=expected, found=found)
     return value
 
 
@@ -112,7 +112,11 @@ async def _pairs(file: IO[bytes]) -> tuple[list[tuple[str, str]], list[tuple[str
     if len(body := file.read(MAX_ENCODED + 1)) > MAX_ENCODED:
         limit = MAX_ENCODED >> 20
         raise RefusedError(
-            f"the form is larger than {limit} MB; send multipart/form-data", 413, code="too_large"
+            "the form is too large",
+            413,
+            code="too_large",
+            expected=f"at most {limit} MB",
+            remedy="send multipart/form-data",
         )
     read = partial(parse_qsl, keep_blank_values=True, max_num_fields=MAX_FIELDS)
     try:
@@ -162,11 +166,13 @@ def nested(texts: Iterable[tuple[str, str]]) -> dict[str, Any]:
             )
         keys = [match[1], *re.findall(r"\[([^\[\]]*)\]", match[2])]
         if len(keys) > MAX_DEPTH:
-            raise RefusedError(f"the request is nested deeper than {MAX_DEPTH} levels", code="too_deep")
+            expected = f"at most {MAX_DEPTH} levels"
+            raise RefusedError("the request is nested too deep", code="too_deep", expected=expected)
         if "" in keys[:-1]:
             raise RefusedError(
-                f"{match[1]} is a list of objects, which a form mixes up; send it as one field of JSON",
+                f"{match[1]} is a list of objects, which a form mixes up",
                 param=match[1],
+                remedy="send it as one field of JSON",
             )
         _put(fields, keys, value, match[1])
     return fields

@@ -90,7 +90,10 @@ class Guard:
         host = _name(headers.get("host", ""))
         if self._settings.hosts and host not in self._settings.hosts:
             raise RefusedError(
-                f"the host {host[:60]!r} is not served here; see --allow-host", 421, code="wrong_host"
+                f"the host {host[:60]!r} is not served here",
+                421,
+                code="wrong_host",
+                remedy="see --allow-host",
             )
         if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
             self._check_origin(headers)
@@ -101,9 +104,10 @@ class Guard:
             return None
         if (client := self._keys.of(headers)) is None:
             raise RefusedError(
-                "there is no valid key in the request; send Authorization: Bearer KEY",
+                "there is no valid key in the request",
                 401,
                 code="invalid_api_key",
+                remedy="send Authorization: Bearer KEY",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         return client
@@ -116,8 +120,8 @@ class Guard:
             return
         if self._open[client.name] >= self._most_open:
             retry = {"Retry-After": "5", "connection": "close"}
-            what = f"too many requests of this key at a time; expected at most {self._most_open}"
-            raise RefusedError(what, 429, code="too_many_requests", headers=retry)
+            what, expected = "too many requests of this key at a time", f"at most {self._most_open}"
+            raise RefusedError(what, 429, code="too_many_requests", headers=retry, expected=expected)
         self._open[client.name] += 1
         try:
             yield
@@ -154,7 +158,8 @@ class Guard:
 
     def _too_large(self) -> RefusedError:
         limit = self._settings.max_upload >> 20
-        return RefusedError(f"the request is too large; expected at most {limit} MB", 413, code="too_large")
+        expected = f"at most {limit} MB"
+        return RefusedError("the request is too large", 413, code="too_large", expected=expected)
 
     def _bounded(self, receive: Receive, left: int) -> Receive:
         """Returns what receives a body: at most ``left`` bytes, and within its time."""
@@ -214,7 +219,7 @@ def _name(host: str) -> str:
 
 def too_slow() -> RefusedError:
     """Returns the error of a request that does not come within its time."""
-    return RefusedError("the request came too slowly; send it again", 408, code="timeout")
+    return RefusedError("the request came too slowly", 408, code="timeout", remedy="send it again")
 
 
 def answer(error: RefusedError) -> JSONResponse:

@@ -72,7 +72,8 @@ class Intake:
         """
         key = request.headers.get("idempotency-key")
         if key is not None and not (0 < len(key) <= MAX_KEY and key.isprintable()):
-            raise RefusedError(f"the Idempotency-Key is no text of at most {MAX_KEY} characters")
+            expected = f"a text of at most {MAX_KEY} characters"
+            raise RefusedError("the Idempotency-Key cannot be used", expected=expected)
         self._queue.room.check(length_of(request))
         async with self._folders.incoming() as folder:
             async with self._bodies.read(request, client.name) as form:

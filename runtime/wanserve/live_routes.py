@@ -50,8 +50,8 @@ class LiveRoutes:
         """
         video = self._queue.find(request.path_params["id"], owner_of(request))
         if video.live is None:
-            what = "the video is not live; ask for one with live: true"
-            raise RefusedError(what, 409, code="not_live")
+            what, remedy = "the video is not live", "ask for one with live: true"
+            raise RefusedError(what, 409, code="not_live", remedy=remedy)
         plays = PACE.choice(request) == "played"
         if video.over:
             return self._ended(video)

@@ -116,8 +116,8 @@ class Queue:
             stored.remove(connection, other.id)
             return None
         if other is not None and other.fingerprint != video.fingerprint:
-            what = "the Idempotency-Key was used for another request; choose a new one"
-            raise RefusedError(what, 409, code="idempotency_conflict")
+            what = "the Idempotency-Key was used for another request"
+            raise RefusedError(what, 409, code="idempotency_conflict", remedy="choose a new one")
         return other
 
     def find(self, id: str, owner: str | None) -> Video:

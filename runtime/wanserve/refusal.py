@@ -33,26 +33,32 @@ class RefusedError(Exception):
     """A request that is answered with an error, an HTTP status and one line.
 
     Args:
-        message: one line: what is wrong, what was expected, what was found, what to do.
+        what: what is wrong.
         status: the HTTP status.
         code: the kind of error, for programs.
         param: the field that is wrong; None for no single one.
         headers: headers of the answer.
-        fields: ``expected``, ``found`` and ``remedy`` of the message, those that it has.
+        expected: what should have been there.
+        found: what was there.
+        remedy: what to do about it.
     """
 
     def __init__(
         self,
-        message: str,
+        what: str,
         status: int = 400,
         *,
         code: AnyCode = "invalid_value",
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
-        fields: Mapping[str, str] = _NO_NAMES,
+        expected: str | None = None,
+        found: str | None = None,
+        remedy: str | None = None,
     ) -> None:
-        super().__init__(message)
-        self.fields = fields
+        given = {"expected": expected, "found": found, "remedy": remedy}
+        self.fields = {name: text for name, text in given.items() if text is not None}
+        told = (text if name == "remedy" else f"{name} {text}" for name, text in self.fields.items())
+        super().__init__("; ".join([what, *told]))
         self.status, self.code, self.param, self.headers = status, code, param, dict(headers or {})
 
     @property
@@ -70,6 +76,7 @@ def told_with(names: Mapping[str, str]) -> Iterator[None]:
         yield
     except RefusedError as error:
         error.args = (without_paths(str(error), names),)
+        error.fields = {name: without_paths(text, names) for name, text in error.fields.items()}
         raise
 
 
@@ -78,15 +85,14 @@ def whole(text: object, least: int, most: int, param: str) -> int:
     digits = str(text) if isinstance(text, str) or (type(text) is int and abs(text) < 1 << 60) else ""
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 18 and least <= int(digits) <= most):
         found = escaped(text[:20]) if isinstance(text, str) else quoted(text)
-        raise RefusedError(f"{param} cannot be {found}; expected {least} to {most}", param=param)
+        raise RefusedError(f"{param} cannot be {found}", param=param, expected=f"{least} to {most}")
     return int(digits)
 
 
 def one_of(text: str, choices: Sequence[str], param: str) -> str:
     """Returns a text that is one of the choices; raises RefusedError if it is none of them."""
     if text not in choices:
-        expected = ", ".join(choices)
-        raise RefusedError(f"{param} cannot be {text[:20]!r}; expected {expected}", param=param)
+        raise RefusedError(f"{param} cannot be {text[:20]!r}", param=param, expected=", ".join(choices))
     return text
 
 
@@ -98,9 +104,10 @@ def kind(status: int) -> str:
     return special.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
-def unknown(name: str, hint: str = "") -> RefusedError:
+def unknown(name: str, expected: str | None = None, remedy: str | None = None) -> RefusedError:
     """Returns the error of a field that there is not."""
-    return RefusedError(f"unknown field {name[:60]!r}{hint}", param=name[:60], code="unknown_parameter")
+    what = f"unknown field {name[:60]!r}"
+    return RefusedError(what, param=name[:60], code="unknown_parameter", expected=expected, remedy=remedy)
 
 
 def full(number: int, limit: int, owner: str | None, retry: str) -> RefusedError:
@@ -110,13 +117,17 @@ def full(number: int, limit: int, owner: str | None, retry: str) -> RefusedError
     """
     if number > max(limit, 1):
         return RefusedError(
-            f"{number} jobs are more than may wait; expected at most {limit}; send fewer seeds",
+            f"{number} jobs are more than may wait",
             429,
             code="queue_full",
+            expected=f"at most {limit}",
+            remedy="send fewer seeds",
         )
     whose = "the queue is full" if owner is None else "too many jobs of this key wait"
-    what, headers = f"{whose}; expected at most {limit}; try again later", {"Retry-After": retry}
-    return RefusedError(what, 429, code="queue_full", headers=headers)
+    expected, headers = f"at most {limit}", {"Retry-After": retry}
+    return RefusedError(
+        whose, 429, code="queue_full", headers=headers, expected=expected, remedy="try again later"
+    )
 
 
 def failed(failure: Failure, id: str) -> RefusedError:
@@ -157,12 +168,10 @@ def refused(
     told = type(error)(**{**error.parts, "expected": _of_clients(error.expected, " or ")})
     told.remedy = _of_clients(error.remedy, ", or ", builds)
     named = told.fields or asked
-    return RefusedError(
-        told.spelled(spell),
-        code=error.code,
-        param=spell(named[0]) if named else None,
-        fields=told.words(spell),
-    )
+    what = type(error)(error.code, told.what).spelled(spell)
+    param, words = spell(named[0]) if named else None, told.words(spell)
+    expected, found, remedy = map(words.get, ("expected", "found", "remedy"))
+    return RefusedError(what, code=error.code, param=param, expected=expected, found=found, remedy=remedy)
 
 
 def _of_clients(text: Any, between: str, builds: bool = False) -> Any:

@@ -130,15 +130,18 @@ def decoded_text(value: Any, param: str) -> bytes:
     if isinstance(value, dict):
         return decoded_text(_inner(value, param), param)
     if not isinstance(value, str) or not value:
-        raise RefusedError(f"{param} has the wrong type; expected a file or a data: URL", param=param)
+        raise RefusedError(
+            f"{param} has the wrong type", param=param, code="wrong_type", expected="a file or a data: URL"
+        )
     match = _DATA.match(value, 0, _HEAD)
     if match is None:
         if isinstance(value, str) and len(value) > 256 and not _URL.match(value):  # bare base64
             return _decoded(value, param)
         what = "a URL, and URLs are not fetched" if _URL.match(value) else "no file, and no path is read"
-        raise RefusedError(f"{param} is {what}; send the file itself, or a data: URL of it", param=param)
+        remedy = "send the file itself, or a data: URL of it"
+        raise RefusedError(f"{param} is {what}", param=param, remedy=remedy)
     if match[2] is None:
-        raise RefusedError(f"{param} is a data: URL without base64; encode it", param=param)
+        raise RefusedError(f"{param} is a data: URL without base64", param=param, remedy="encode it")
     return _decoded(value[match.end() :], param)
 
 
@@ -165,7 +168,7 @@ def _inner(value: Mapping[str, Any], param: str) -> Any:
             return inner.get("url") if isinstance(inner, dict) else inner
     if "file_id" in value:
         raise RefusedError(
-            f"{param} names a stored file, and none is stored here; send the file", param=param
+            f"{param} names a stored file, and none is stored here", param=param, remedy="send the file"
         )
     raise RefusedError(f"{param} has no image_url", param=param)
 

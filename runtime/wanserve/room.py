@@ -70,11 +70,13 @@ class Room:
     def _error(self, problem: str) -> RefusedError:
         if problem == NO_FILES:  # connections that are slow are closed
             headers = {"Retry-After": "5"}
-            return RefusedError(f"{problem}; try again later", 503, code="too_many_files", headers=headers)
+            return RefusedError(
+                problem, 503, code="too_many_files", headers=headers, remedy="try again later"
+            )
         if problem == NO_SPACE:
             headers = {"Retry-After": "30"} if self._comes_back else {}
             remedy = "try again later" if self._comes_back else "delete videos that nobody needs"
-            return RefusedError(f"{problem}; {remedy}", 507, code="no_space", headers=headers)
+            return RefusedError(problem, 507, code="no_space", headers=headers, remedy=remedy)
         return RefusedError(problem, 503, code="unavailable")
 
 

@@ -43,7 +43,7 @@ class ServerRoutes:
         try:
             key = msgspec.json.decode(await request.body(), type=dict[str, str])["key"]
         except (msgspec.DecodeError, KeyError):
-            raise RefusedError('expected {"key": "..."}', param="key") from None
+            raise RefusedError("there is no key", param="key", expected='{"key": "..."}') from None
         if self._keys and self._keys.find(key) is None:
             raise RefusedError("the key is not valid", 401, code="invalid_api_key", param="key")
         answer = Response(status_code=204)

@@ -350,4 +350,4 @@ def _refuse_http(request: Request, error: Exception) -> Response:
 
 def _fail(request: Request, error: Exception) -> Response:
     """Answers an error of our own: uvicorn writes its traceback into the log, and the client sees none."""
-    return answer(RefusedError("internal error; see the server's log", 500, code="internal_error"))
+    return answer(RefusedError("internal error", 500, code="internal_error", remedy="see the server's log"))

@@ -247,7 +247,10 @@ def test_what_is_refused(fields: dict[str, Any], param: str, line: str) -> None:
     with pytest.raises(RefusedError) as caught:
         body(fields)
     assert caught.value.param == param
-    assert line in caught.value.body["error"]["message"]
+    told = caught.value.body["error"]
+    assert line in told["message"]
+    for name in ("expected", "found"):
+        assert (f"; {name} " in told["message"]) == (name in told)
 
 
 @pytest.mark.parametrize(

@@ -186,8 +186,8 @@ def test_a_prompt_changes_the_next_chunk(tmp_path: Path, monkeypatch: pytest.Mon
                 ({"seed": None}, 409, "not_waiting"),
                 ({"prompt": "x", "position": 1}, 409, "not_waiting"),
                 ({"prompt": "x", "live": False}, 400, "invalid_value"),
-                ({"prompt": None}, 400, "invalid_value"),
-                ({}, 400, "invalid_value"),
+                ({"prompt": None}, 400, "missing_parameter"),
+                ({}, 400, "missing_parameter"),
             ):
                 answer = await there.call("PATCH", f"/v1/videos/{id}", body)
                 assert (answer.status, answer.json["error"]["code"]) == (status, code)

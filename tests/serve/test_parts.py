@@ -82,6 +82,9 @@ def test_a_refusal_is_one_line_in_the_form_of_openai() -> None:
         "param": "x",
         "code": "queue_full",
     }
+    parts = {"expected": "b", "found": "/c/d", "remedy": "e"}
+    shown = {"message": "a; expected b; found d; e", "expected": "b", "found": "d", "remedy": "e"}
+    assert shown.items() <= RefusedError("a", **parts).body["error"].items()
     kinds = {status: RefusedError("x", status).body["error"]["type"] for status in (400, 401, 403, 404, 500)}
     assert list(kinds.values()) == [
         "invalid_request_error",
