@@ -174,10 +174,12 @@ def test_the_recipes_are_read(path: Path) -> None:
 
 def test_build_passes_a_recipe_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
-    monkeypatch.setattr(build_module, "convert_aloud", lambda *a, **k: calls.append(("convert", a, k)))
-    monkeypatch.setattr(build_module, "compile_artifact", lambda *a, **k: calls.append(("compile", a, k)))
+    monkeypatch.setattr(build_module, "convert_aloud", lambda request, *_: calls.append(("convert", request)))
+    monkeypatch.setattr(
+        build_module, "compile_artifact", lambda request, _: calls.append(("compile", request))
+    )
     monkeypatch.setattr(verify, "record", lambda artifact, report: calls.append(("record", artifact)))
-    monkeypatch.setattr(recipes, "mark_built", lambda artifact, digest: None)
+    monkeypatch.setattr(build_module, "mark_built", lambda artifact, digest: None)
     path = tmp_path / "recipe.toml"
     path.write_text('source = "s"\nartifact = "a"\n[compile]\nframes = [81, 5]\nsizes = ["64*32"]\n')
     assert CliRunner().invoke(wanbuild, ["build", str(path)]).exit_code == 0

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from helpers.refusals import check_json
 from wanbuild.cli import wanbuild
 from wancli.console import run
+from wanrun.codes import ErrorCode
 
 VAE = "vae/diffusion_pytorch_model.safetensors"
 
@@ -155,9 +156,10 @@ def test_a_profile_that_cannot_be_built(
 
 
 def test_compiling_what_is_no_artifact(refused: Refused, source: Path, tmp_path: Path) -> None:
-    for folder in (source, tmp_path / "missing"):
+    codes: dict[Path, ErrorCode] = {source: "wrong_kind", tmp_path / "missing": "missing_file"}
+    for folder, code in codes.items():
         command = "compile", "--artifact", folder, "--size", "96x64", "--frames", "9"
-        refused(3, "wrong_kind", *command, message=folder, remedy="wanbuild convert")
+        refused(3, code, *command, message=folder, remedy="wanbuild convert")
 
 
 def test_results_that_cannot_be_written(refused: Refused, converted: Path, tmp_path: Path) -> None:

@@ -174,8 +174,8 @@ def test_no_file_of_the_user_is_replaced(
 def test_a_folder_of_something_else_is_left(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_text("a cat")
-    for name, error, *words in (("oci", "wrong_kind", "-o"), ("pull", "exists", "-o"), ("toy", "exists")):
-        refused(name, error, *words, "photos", message="photos")
+    for name, *words in (("oci", "-o"), ("pull", "-o"), ("toy",)):
+        refused(name, "exists", *words, "photos", message="photos")
     for name, *words in (("oci", "-o"), ("pull", "-o"), ("toy",), ("wanrun serve", "--data")):
         refused(name, "wrong_kind", *words, "notes.txt", message="notes.txt", remedy="another")
 

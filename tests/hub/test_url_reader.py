@@ -77,7 +77,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Strange]:
 
 @pytest.mark.parametrize("number", range(len(REDIRECTS)))
 def test_redirects_that_lead_nowhere(server: Strange, tmp_path: Path, number: int) -> None:
-    found = "redirects without end" if number == 0 else "no URL"
+    found = "redirects without end" if number == 0 else "invalid URL"
     with refuses("not_found", ArtifactError, what="manifest.json", found=found) as raised:
         open_copy(f"{server.url}/redirect/{number}?key={KEY}", tmp_path, lambda line: None)
     said = str(raised.value)
