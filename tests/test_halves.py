@@ -17,9 +17,7 @@ RUNTIME = {"runtime/wanrun": "runtime", "runtime/wancli": "cli"}
 
 WITH_TORCH = {"torch", "diffusers", "transformers", "peft", "accelerate"}
 FOR_PARITY = {
-    "animate_reference",
-    "helios",
-    "nag_reference",
+    "reference_guidance",
     "published_shapes",
     "reference_models",
     "vae_reference",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,3 +137,14 @@ def pair(**config: Any) -> Pair:
 def program(module: WanVAE, method: str, chunk: int, **options: Any) -> Callable[..., Any]:
     """A jitted function of parameters and input."""
     return fast_jit(lambda params, x: getattr(bind(module, params), method)(x, chunk, **options))
+
+
+@contextmanager
+def tiled(model: Pair, side: int) -> Iterator[None]:
+    """The reference computes in tiles of this side, as far apart as diffusers' own are."""
+    step = side * 3 // 4
+    model.reference.enable_tiling(side, side, step, step)
+    try:
+        yield
+    finally:
+        model.reference.disable_tiling()

@@ -1,19 +1,19 @@
-"""Whole generations through the command lines, and what diffusers makes of the same."""
+"""Whole generations by the command line, and what diffusers makes of the same: a row for each profile."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
 from helpers.fake_pipeline import write_lines
-from helpers.nag_reference import avoiding
+from helpers.pictures import picture, pictures, write_folder
+from helpers.reference_guidance import avoiding, combined_by, guided_between
 from helpers.reference_models import relative_error
 from wanbuild.check.reference import frames_check
 from wanbuild.check.reference_pipeline import Made, Reference, open_media
@@ -21,6 +21,7 @@ from wanrun.artifact.guiders import OWN_OPTIONS
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
 from wanrun.denoising.guided_steps import GUIDED
 from wanrun.media.inputs import Media
+from wanrun.replay.samples import sample_mask
 
 LATENTS = 1e-5  # the aim; seen: 1-3e-6, and the reference's own float32 noise against float64 is 1-2e-6
 PROMPT = "a cat &amp; a dog,   in the  snow"
@@ -56,153 +57,137 @@ def check(
     assert frames.std() > 20  # a constant video would agree with anything
 
 
-@contextmanager
-def guided_between(pipe: Any, start: float, end: float) -> Iterator[None]:
-    """Lets diffusers' pipeline have guidance in the steps that diffusers' own guider says."""
-    if (start, end) == (0, 1):
-        yield
-        return
-    from diffusers.guiders import ClassifierFreeGuidance
+@dataclass(frozen=True)
+class Drawn:
+    """A picture, or a video of so many frames or its mask, of a size that need not be the profile's."""
 
-    guider = ClassifierFreeGuidance(start=start, stop=end)
+    width: int
+    height: int
+    seed: int = 0
+    frames: int | None = None
+    mask: bool = False
 
-    def enabled(pipe: Any) -> bool:
-        if pipe.current_timestep is None:  # before the steps, when prompts are encoded
-            return True
-        steps = pipe.scheduler.timesteps.tolist()
-        guider.set_state(steps.index(float(pipe.current_timestep)), len(steps), pipe.current_timestep)
-        return guider.num_conditions == 2
-
-    with patch.object(type(pipe), "do_classifier_free_guidance", property(enabled)):
-        yield
-
-
-@contextmanager
-def combined_by(pipe: Any, name: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """Lets a guider of diffusers say the velocity of each step of UniPC, of passes that the pipeline makes.
-
-    A pass that skips layers is the positive one once more, with the guider's own hooks.
-    """
-    from diffusers import UniPCMultistepScheduler
-
-    calls: list[tuple[Any, Any, Any]] = []
-    models = {pipe.transformer: "guidance_scale", pipe.transformer_2: "guidance_scale_2"}
-    hooks = [
-        model.register_forward_hook(
-            lambda model, _, given, made: calls.append((model, given, made[0].float())), with_kwargs=True
-        )
-        for model in models
-    ]
-    step = UniPCMultistepScheduler.step
-
-    def guided(scheduler: Any, output: Any, timestep: Any, *rest: Any, **more: Any) -> Any:
-        timesteps = scheduler.timesteps.tolist()
-        (model, given, _), *_ = calls
-        guider = guider_of(name, options[models[model]], options)
-        guider.set_state(timesteps.index(float(timestep)), len(timesteps), timestep)
-        if len(calls) == 2 and guider.num_conditions == 3:
-            guider._count_prepared = 2
-            guider.prepare_models(model)
-            model(**given)
-            guider.cleanup_models(model)
-        passes = [each for *_, each in calls]
-        calls.clear()
-        if len(passes) == 1:
-            assert guider._step >= options.get("zero_steps", 0)
-            return step(scheduler, output, timestep, *rest, **more)
-        return step(scheduler, guider.forward(*passes).pred, timestep, *rest, **more)
-
-    try:
-        with patch.object(UniPCMultistepScheduler, "step", guided):
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def guider_of(name: str, scale: float, options: Mapping[str, Any]) -> Any:
-    """Diffusers' guider by its name here."""
-    from diffusers.guiders import ClassifierFreeZeroStarGuidance, SkipLayerGuidance
-    from diffusers.hooks import LayerSkipConfig
-
-    if name == "cfg-zero":
-        return ClassifierFreeZeroStarGuidance(scale, options.get("zero_steps", 1), enabled=True)
-    own = {f"skip_layer_guidance_{key}": options[f"skip_{key}"] for key in ("scale", "start")}
-    own["skip_layer_guidance_stop"] = options["skip_end"]
-    # Its ``skip_layer_guidance_layers`` makes a config without a list of layers.
-    return SkipLayerGuidance(scale, skip_layer_config=LayerSkipConfig(options["skip_layers"]), **own)
+    def write(self, folder: Path) -> Path:
+        """Writes it as one file, or as a folder of them, unless it is there."""
+        number = "" if self.frames is None else f"-{self.frames}"
+        kind = "mask" if self.mask else self.seed
+        path = folder / f"{self.width}x{self.height}{number}-{kind}{'' if number else '.png'}"
+        if not path.exists():
+            if self.frames is None:
+                picture(self.width, self.height, self.seed).save(path)
+            elif self.mask:
+                write_folder(sample_mask(self.width, self.height, self.frames), path)
+            else:
+                write_folder(pictures(self.frames, self.width, self.height, self.seed), path)
+        return path
 
 
 @dataclass(frozen=True)
 class Case:
     """One generation.
 
-    Args:
+    Attributes:
         steps: denoising steps.
-        media: by the keys of a prompts file: a file, a folder, or a tuple of files.
+        media: by the keys of a prompts file; a tuple has several.
         seed: of the noise.
         options: others, by the keys of a prompts file.
+        calls: how often the reference calls each expert, with guidance twice a step; None: not counted.
+        frames: those of the video, where a profile's are those of a window.
     """
 
     steps: int
-    media: Mapping[str, Any] = field(default_factory=dict)
+    media: Mapping[str, Drawn | tuple[Drawn, ...]] = field(default_factory=dict)
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    calls: tuple[int, int] | None = None
+    frames: int | None = None
 
-    def line(self) -> dict[str, Any]:
+    def files(self, folder: Path) -> dict[str, Path | tuple[Path, ...]]:
+        """Its media, which are written into a folder."""
+        return {
+            name: tuple(one.write(folder) for one in value)
+            if isinstance(value, tuple)
+            else value.write(folder)
+            for name, value in self.media.items()
+        }
+
+    def line(self, folder: Path) -> dict[str, Any]:
         """Its line of a prompts file."""
         media = {
-            name: [str(file) for file in value] if isinstance(value, tuple) else str(value)
-            for name, value in self.media.items()
+            name: list(map(str, value)) if isinstance(value, tuple) else str(value)
+            for name, value in self.files(folder).items()
         }
         return {"prompt": PROMPT, "steps": self.steps, "seed": self.seed, **media, **self.options}
 
 
-class WholePath:
-    """A toy's artifact and the reference, which make the same cases.
+@dataclass(frozen=True)
+class Row:
+    """A profile of a toy, and the generations that are held against the reference.
 
-    Args:
-        toy: the checkpoint and its artifact.
-        commands: runs the command.
-        folder: for what the command writes.
+    Attributes:
+        toy: the name of its checkpoint and artifact, see ``toy_of``.
         cases: by name.
         size: width, height and frames.
         scale: the guidance scale of cases that have none.
+        loops: the forms of the loop that are held against the reference.
+        alike: whether all forms of the loop make the same bits.
+        programs: how many a run with one form of the loop loads; None: not counted.
+        process: run the command as a user does, in a process.
+        thorough: left out by ``make test``.
     """
 
-    def __init__(
-        self,
-        toy: tuple[Path, Path],
-        commands: Any,
-        folder: Path,
-        cases: Mapping[str, Case],
-        size: tuple[int, int, int] = (96, 64, 9),
-        scale: float = 3.0,
-    ) -> None:
-        checkpoint, self.artifact = toy
-        self._commands, self._folder, self.cases, self._scale = commands, folder, cases, scale
-        self._size = dict(zip(("width", "height", "num_frames"), size, strict=True))
+    toy: str
+    cases: Mapping[str, Case]
+    size: tuple[int, int, int] = (96, 64, 9)
+    scale: float = 3.0
+    loops: tuple[str, ...] = ("step",)
+    alike: bool = False
+    programs: int | None = None
+    process: bool = False
+    thorough: bool = False
+
+
+class WholePath:
+    """A row's artifact and the reference, which make the same cases.
+
+    Args:
+        row: the row.
+        toy: the checkpoint and its artifact.
+        commands: runs the command.
+        folder: for what the command is given and writes.
+    """
+
+    def __init__(self, row: Row, toy: tuple[Path, Path], commands: Any, folder: Path) -> None:
+        self.row, (checkpoint, self.artifact) = row, toy
+        self._commands, self._folder = commands, folder
+        self._size = dict(zip(("width", "height", "num_frames"), row.size, strict=True))
         self.reference = Reference(checkpoint, read_manifest(self.artifact).model.variant)
         self.timings: dict[str, Any] = {}
         self._made: dict[str, Made] = {}
 
-    def ours(self, name: str, loop: str) -> tuple[np.ndarray, np.ndarray]:
+    def line(self, name: str) -> dict[str, Any]:
+        """A case's line of a prompts file."""
+        return self.row.cases[name].line(self._folder)
+
+    def ours(self, name: str, loop: str = "step") -> tuple[np.ndarray, np.ndarray]:
         """Latents and frames; all cases are made by one run of the command a form of the loop."""
         if loop not in self.timings:
             self._run(loop)
-        index = str(list(self.cases).index(name) + 1).zfill(len(str(len(self.cases))))
+        cases = list(self.row.cases)
+        index = str(cases.index(name) + 1).zfill(len(str(len(cases))))
         files = (self._folder / f"{loop}-{kind}-{index}.npy" for kind in ("latents", "video"))
         latents, frames = map(np.load, files)
         return latents, frames
 
     def _run(self, loop: str) -> None:
-        lines = [case.line() for case in self.cases.values()]
-        references = next(iter(self.cases.values())).media.get("reference_image", ())
+        cases = self.row.cases.values()
+        references = next(iter(cases)).files(self._folder).get("reference_image", ())
         timing = self._folder / f"{loop}.json"
+        lines = [case.line(self._folder) for case in cases]
         self._commands.succeeds(
             *("wanrun", "--artifact", self.artifact, "--negative-prompt", NEGATIVE, "--loop", loop),
             *("--prompts", write_lines(self._folder / "cases.jsonl", *lines)),
-            *("--guidance-scale", self._scale, "--no-embedding-cache"),
+            *("--guidance-scale", self.row.scale, "--no-embedding-cache"),
             *(item for file in references for item in ("--reference-image", file)),
             *("--save-latents", self._folder / f"{loop}-latents-{{index}}.npy"),
             *("--output", self._folder / f"{loop}-video-{{index}}.npy", "--timing-json", timing),
@@ -210,21 +195,17 @@ class WholePath:
         self.timings[loop] = json.loads(timing.read_text())
         assert self.timings[loop]["cache_misses"] == 0
 
-    def forget(self) -> None:
-        """Lets the reference make its cases anew; what the command made is kept."""
-        self._made.clear()
-
     def theirs(self, name: str) -> Made:
         """What the reference makes; computed once."""
         if name not in self._made:
-            self._made[name] = self.run(self.cases[name])
+            self._made[name] = self.run(self.row.cases[name])
         return self._made[name]
 
     def run(self, case: Case) -> Made:
         """The reference's run of a case."""
-        given = {name: open_media(value) for name, value in case.media.items()}
+        given = {name: open_media(value) for name, value in case.files(self._folder).items()}
         own = {key: value for key, value in case.options.items() if key in ("mode", "segment_overlap")}
-        options = {"guidance_scale": self._scale, **case.options}
+        options = {"guidance_scale": self.row.scale, **case.options}
         shares = [options.pop(name, default) for name, default in GUIDED.items()]
         guider, nag = options.pop("guider", None), options.pop("nag_scale", None)
         guiding, pipe = {**options}, self.reference.pipe
@@ -247,16 +228,14 @@ class WholePath:
                 **{key: value for key, value in options.items() if key not in own},
             )
 
-    def calls(self, name: str) -> tuple[int, ...]:
-        """How often the reference called each expert."""
-        made = self.theirs(name)
-        return tuple(made.count(expert) for expert in TRANSFORMERS)
-
     def check(self, name: str, record: Callable[[str, object], None], loop: str = "step") -> None:
-        """Holds a case against the reference."""
-        check(*self.ours(name, loop), self.theirs(name), record)
-
-    def check_loops(self, name: str) -> None:
-        """Holds the forms of the loop against each other: they compute the same bits."""
-        for one, other in zip(*(self.ours(name, loop) for loop in LOOPS), strict=True):
-            assert np.array_equal(one, other)
+        """Holds a case against the reference, in results, in shapes, and in how often each expert ran."""
+        latents, frames = self.ours(name, loop)
+        case, made = self.row.cases[name], self.theirs(name)
+        check(latents, frames, made, record)
+        assert latents.shape[2] == (self.row.size[2] - 1) // 4 + 1  # without those of reference images
+        assert len(frames) == (case.frames or self.row.size[2])
+        if case.calls is not None:
+            assert tuple(made.count(expert) for expert in TRANSFORMERS) == case.calls
+        if self.row.programs is not None:
+            assert self.timings[loop]["cache_hits"] == self.row.programs

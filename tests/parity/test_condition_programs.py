@@ -30,7 +30,7 @@ ALIKE = {"wan2.1-i2v": "wan2.1-flf2v", "wan2.1-vace": "wan2.2-vace"}
 """Variants that have nothing that another has not."""
 
 OF_CHUNKS = ("anyflow-far-wan2.1", "helios-wan2.1", "helios-mid-wan2.1", "helios-distilled-wan2.1")
-"""Variants whose media are no conditions of steps: see ``test_anyflow_far`` and ``test_helios_video``."""
+"""Variants whose media are no conditions of steps: see ``test_whole_path`` and ``test_helios_video``."""
 
 PADDED = (("wan2.1-flf2v", 128), ("wan2.2-animate", 256))
 

@@ -9,15 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from diffusers import WanTransformer3DModel
 from transformers import UMT5Config, UMT5EncoderModel
 
 from helpers.eight_bits import layers_of, rounded, stored
 from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
-from helpers.reference_models import randomise, relative_error
+from helpers.reference_models import Transformers, randomise, relative_error
 from wanbuild.mapping.encoder_rules import UMT5_RULES
-from wanbuild.mapping.transformer_rules import TRANSFORMER_RULES
 from wanbuild.models import blocks
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.eight_bit import store_in_eight_bits
@@ -65,34 +63,25 @@ CASES = [
 @pytest.mark.thorough
 @pytest.mark.parametrize(("dtype", "form"), CASES)
 def test_the_transformer(dtype: str, form: str) -> None:
-    sizes = {"num_attention_heads": 2, "attention_head_dim": 32, "ffn_dim": 96, "num_layers": 3}
-    reference = WanTransformer3DModel(
-        **sizes, text_dim=32, freq_dim=64, in_channels=16, out_channels=16
-    ).eval()
-    state = randomise(reference, seed=3)
+    pair = Transformers("wan", seed=3, attention_head_dim=32, ffn_dim=96, num_layers=3)
+    reference, state, module = pair.reference, pair.state, pair.module
     matrices = [key for key, value in state.items() if key.startswith("blocks.") and value.ndim == 2]
-    reference.load_state_dict(
-        {key: torch.from_numpy(value) for key, value in rounded(state, matrices, dtype).items()}
-    )
+    values = {key: torch.from_numpy(value) for key, value in rounded(state, matrices, dtype).items()}
+    reference.load_state_dict(values)
     rng = np.random.default_rng(1)
     x = rng.standard_normal((2, 16, 3, 6, 10)).astype(np.float32)
     embeddings = rng.standard_normal((2, 512, 32)).astype(np.float32)
 
     def referred() -> np.ndarray:
-        steps = torch.full((2,), 700)
-        with torch.no_grad():
-            made = reference(torch.from_numpy(x), steps, torch.from_numpy(embeddings), return_dict=False)
-        return np.asarray(made[0])
+        return pair.theirs(x, 700, embeddings)
 
     plain = referred()
     if FORMS[form].w8a8:
         round_activations(reference, [key.removesuffix(".weight") for key in matrices], dtype)
-    module = WanTransformer(TransformerConfig(2, 32, 96, 3, 32, freq_dim=64), jnp.float32)
-    params = load_params(state, TRANSFORMER_RULES, module)
     layers = layers_of(module, dtype)
     assert len(layers) == 10 and len(matrices) == 30
     module = store_in_eight_bits(module, layers)
-    given = stored(params, layers, FORMS[form].cpu)
+    given = stored(pair.params, layers, FORMS[form].cpu)
 
     def forward(params: Any, x: Any, embeddings: Any, dtype: Any) -> Any:
         model = bind(module, params)

@@ -89,7 +89,6 @@ def check(latents: np.ndarray, frames: np.ndarray, reference: tuple[np.ndarray, 
     assert frames.shape == difference.shape and (difference > 1).mean() < 1e-3 and frames.std() > 20
 
 
-@pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")
 def test_two_chunks_of_three_sizes(checkpoint: Path, artifact: Path, pipeline: Pipeline) -> None:
     """The first one has twice the steps. Live it is the same video."""
     chunks = read_manifest(artifact).model.chunks
@@ -105,7 +104,6 @@ def test_two_chunks_of_three_sizes(checkpoint: Path, artifact: Path, pipeline: P
     np.testing.assert_array_equal(np.concatenate([chunk.frames for chunk in live], 1), made.frames)
 
 
-@pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")
 @pytest.mark.parametrize(
     ("frames", "media"),
     [(33, {"image": sample_image(150, 70, 5)}), (65, {"video": sample_video(*SIZE, 40, 6)})],

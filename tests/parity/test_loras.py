@@ -24,8 +24,6 @@ from wanrun.artifact.manifest import TRANSFORMERS, Manifest, read_manifest
 from wanrun.replay.samples import sample_media
 
 pytestmark = [
-    # diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning"),
 ]
 

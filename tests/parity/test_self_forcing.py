@@ -13,21 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from diffusers import WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
 from helpers.artifacts import build_artifact
 from helpers.fast_compile import fast_jit
-from helpers.naive import load_params
-from helpers.reference_models import randomise, relative_error
+from helpers.reference_models import Transformers, relative_error
 from helpers.single_files import original_transformer
 from helpers.tensor_files import save_file
 from helpers.whole_path import LATENTS, PROMPT
 from wanbuild.check.reference_pipeline import Reference
-from wanbuild.mapping.transformer_rules import TRANSFORMER_RULES
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.params import bind
-from wanbuild.models.self_forcing import SelfForcingConfig, SelfForcingTransformer
 from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.model import Chunking
 
@@ -36,14 +32,6 @@ pytestmark = pytest.mark.thorough
 FRAMES, ROWS, COLUMNS = 3, 4, 6
 LATENT_FRAMES, WINDOW = 12, 9
 TIMESTEPS = (1000.0, 937.5, 2500 / 3, 625.0)
-FIELDS: Mapping[str, Any] = {
-    "num_attention_heads": 2,
-    "attention_head_dim": 20,
-    "ffn_dim": 56,
-    "num_layers": 30,
-    "text_dim": 32,
-    "freq_dim": 64,
-}
 
 
 class Windows(WanAttnProcessor):  # type: ignore[misc]
@@ -86,13 +74,11 @@ class Made:
     """Our chunks, whose clean latents are given, and the judge's."""
 
     def __init__(self, window: int, sink: int) -> None:
-        reference = WanTransformer3DModel(**FIELDS).eval()
-        config = SelfForcingConfig(**FIELDS, local_attn_size=window, sink_size=sink)
-        self.module = module = SelfForcingTransformer(config, jnp.float32)
-        self.params = load_params(randomise(reference, seed=3), TRANSFORMER_RULES, module)
-        for block in reference.blocks:
+        pair = Transformers("self-forcing", seed=3, own={"local_attn_size": window, "sink_size": sink})
+        for block in pair.reference.blocks:
             block.attn1.set_processor(Windows(window, sink, ROWS * COLUMNS // 4))
-        self.reference = reference
+        self.reference, self.params = pair.reference, pair.params
+        self.module = module = pair.module
         self.rng = np.random.default_rng(4)
         self.embeddings = self.rng.standard_normal((1, 512, 32)).astype(np.float32)
         shape = (FRAMES, ROWS, COLUMNS)

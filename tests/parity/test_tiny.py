@@ -31,9 +31,6 @@ PROMPT, SEED = "a red star moves to the right on a speckled brown ground", 3
 
 STEPS = 20
 
-# diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
-
 
 @pytest.fixture(scope="module", params=checkpoint.names())
 def variant(request: pytest.FixtureRequest) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 from tokenizers import Tokenizer
 
 from helpers.published_shapes import diffusers_class, reference_shapes
-from wanbuild.check.reference_pipeline import Reference
+from helpers.reference_models import relative_error
+from wanbuild.check.reference_pipeline import Made, Reference
 from wanbuild.published.variant_configs import PUBLISHED_MODELS
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.shapes import component_shapes
@@ -22,6 +24,8 @@ from wanbuild.toy.toy_checkpoint import write_toy
 from wanbuild.toy.toy_configs import TOY_VARIANTS
 from wanbuild.toy.toy_tokenizer import vocabulary
 from wanbuild.toy.toy_weights import Stored
+from wanrun.media.inputs import Media
+from wanrun.replay.samples import sample_mask
 
 OTHERS: list[tuple[str, str, dict[str, Any]]] = [
     ("wan2.1-t2v", "transformer", {"in_channels": 48, "patch_size": [1, 4, 2]}),
@@ -118,35 +122,114 @@ def test_the_reference_uses_every_tensor(tmp_path: Path, variant: str, shards: i
                 assert torch.equal(value, torch.from_numpy(component.array(key).copy())), key
 
 
+WIDTH, HEIGHT, FRAMES = 64, 48, 9
+PROMPT, ANOTHER = "a cat walks on the grass", "a red dog runs at night"
+
+
+class Toy:
+    """A toy's pipeline; two steps are the least, with which each expert has one."""
+
+    def __init__(self, folder: Path, variant: str) -> None:
+        write_toy(folder, variant)
+        self.reference = Reference(folder, variant)
+
+    def made(self, prompt: str = PROMPT, seed: int = 0, **options: Any) -> Made:
+        given = {"negative_prompt": "blurry", "guidance_scale": 3.0, "num_inference_steps": 2}
+        size = {"width": WIDTH, "height": HEIGHT, "num_frames": FRAMES}
+        return self.reference.run(prompt=prompt, seed=seed, **{**given, **size, **options})
+
+
 @pytest.mark.parametrize("variant", ["wan2.1-t2v", "wan2.2-t2v", "wan2.2-ti2v"])
-def test_the_reference_makes_a_video_that_shows_mistakes(tmp_path: Path, variant: str) -> None:
+def test_a_video_that_shows_mistakes(tmp_path: Path, variant: str) -> None:
     """A few steps: the video is neither flat nor clipped, moves, and follows prompt, seed and boundary."""
-    write_toy(tmp_path / "toy", variant, seed=0)
-    reference = Reference(tmp_path / "toy", variant)
-    assert isinstance(reference.pipe.scheduler, diffusers.UniPCMultistepScheduler)
+    toy = Toy(tmp_path / "toy", variant)
+    assert isinstance(toy.reference.pipe.scheduler, diffusers.UniPCMultistepScheduler)
 
-    def run(prompt: str, seed: int, **options: Any) -> np.ndarray:
-        made = reference.run(
-            prompt=prompt,
-            negative_prompt="blurry",
-            width=64,
-            height=32,
-            num_frames=5,
-            num_inference_steps=3,  # 999, 856 and 599 at shift 3: the second is the low-noise expert's
-            seed=seed,
-            **options,
-        )
-        return made.frames[0]
+    def run(prompt: str = PROMPT, seed: int = 0, **options: Any) -> np.ndarray:
+        # 999, 856 and 599 at shift 3: the second is the low-noise expert's
+        options = {"guidance_scale": 5.0, "height": 32, "num_frames": 5, **options}
+        return toy.made(prompt, seed, num_inference_steps=3, **options).frames[0]
 
-    prompt, another = "A cat walks on the grass.", "a red dog runs at night"
-    video = run(prompt, 0)
+    video = run()
     assert video.shape == (5, 32, 64, 3)
     assert 0.1 < video.std() < 0.3  # of 0 to 1; measured 0.17
     assert ((video == 0) | (video == 1)).mean() < 0.05  # measured 0.01
     assert video.std(axis=(0, 1, 2)).min() > 0.1  # each channel
     assert np.abs(np.diff(video, axis=0)).mean() > 0.05  # from frame to frame
-    assert np.abs(video - run(another, 0)).mean() > 0.01
-    assert np.abs(video - run(prompt, 1)).mean() > 0.05
-    if reference.pipe.transformer_2 is not None:
-        for options in ({"guidance_scale": 5.0, "guidance_scale_2": 1.0}, {"boundary": 0.0}):
-            assert np.abs(video - run(prompt, 0, **options)).mean() > 0.01
+    assert np.abs(video - run(ANOTHER)).mean() > 0.01
+    assert np.abs(video - run(seed=1)).mean() > 0.05
+    if toy.reference.pipe.transformer_2 is not None:
+        for options in ({"guidance_scale_2": 1.0}, {"boundary": 0.0}):
+            assert np.abs(video - run(**options)).mean() > 0.01
+
+
+def _image(seed: int, size: tuple[int, int] = (90, 70)) -> Image.Image:
+    """Smooth random colours."""
+    noise = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
+
+
+def _video(seed: int) -> list[Image.Image]:
+    return [_image(1000 * seed + frame, (WIDTH, HEIGHT)) for frame in range(FRAMES)]
+
+
+def _mask(seed: int) -> list[Image.Image]:
+    return sample_mask(WIDTH, HEIGHT, FRAMES)[:: -1 if seed == 9 else 1]
+
+
+GIVEN: Mapping[str, Mapping[str, Callable[[int], Any]]] = {
+    "wan2.1-i2v": {"image": _image},
+    "wan2.1-flf2v": {"image": _image, "last_image": _image},
+    "wan2.2-i2v": {"image": _image, "last_image": _image},
+    "wan2.2-ti2v": {"image": _image},
+    "wan2.1-vace": {
+        "video": _video,
+        "mask": _mask,
+        "reference_image": lambda seed: (_image(seed), _image(seed + 50)),
+    },
+    "wan2.2-animate": {
+        "image": _image,
+        "pose_video": _video,
+        "face_video": _video,
+        "background_video": _video,
+        "mask_video": _mask,
+    },
+}
+"""What is given to the pipelines, made of a seed."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("variant", GIVEN)
+def test_what_is_given_shows_in_the_result(tmp_path: Path, variant: str) -> None:
+    """Each input by itself moves the latents by more than 1 % of them: parity is tested far below it."""
+    toy = Toy(tmp_path / "toy", variant)
+    given = {name: make(1 + number) for number, (name, make) in enumerate(GIVEN[variant].items())}
+    own = {"mode": "replace"} if variant == "wan2.2-animate" else {}
+
+    def run(prompt: str = PROMPT, scale: float = 1.0, **changes: Any) -> np.ndarray:
+        options = {} if scale == 1 else {"conditioning_scale": scale}
+        return toy.made(prompt, media=Media(**{**given, **own, **changes}), **options).latents
+
+    latents = run()
+    assert 0.5 < latents.std() < 2.0
+    changes: list[dict[str, Any]] = [{name: make(9)} for name, make in GIVEN[variant].items()]
+    if variant == "wan2.1-vace":  # the order of references too
+        changes += [{"reference_image": given["reference_image"][::-1]}, {"scale": 0.3}]
+    for change in [*changes, {"prompt": ANOTHER}]:
+        moved = relative_error(run(**change), latents)
+        assert moved > 0.01, f"{[*change]} moves {moved}"  # measured 0.02 to 0.6
+    pipe = toy.reference.pipe
+    if pipe.config.get("image_encoder", [None])[0] is not None:
+        encode = pipe.encode_image
+        pipe.encode_image = lambda images, device: encode(images, device).flip(0)
+        moved = relative_error(run(), latents)
+        # Keys have no order of their own: two images that are swapped show where they have positions.
+        assert moved > 0.01 if variant == "wan2.1-flf2v" else moved == 0
+        others = [_image(20), _image(21)]
+        pipe.encode_image = lambda images, device: encode(others[: _count(images)], device)
+        moved = relative_error(run(), latents)
+        assert moved > 0.1, f"image tokens alone move {moved}"  # measured 0.3 to 0.4
+
+
+def _count(images: Any) -> int:
+    return len(images) if isinstance(images, list) else 1

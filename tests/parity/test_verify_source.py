@@ -12,33 +12,34 @@ from typing import Any
 import msgspec
 import pytest
 
+from helpers.artifacts import with_cpu_levels
 from helpers.damage import linked
+from helpers.former_names import as_first_uploaded
 from helpers.manifests import with_model, without_profiles
 from helpers.pages import Seen
 from wanbuild.check import reference
 from wanbuild.cli import wanbuild
+from wanbuild.targets.cpu_levels import CPU_LEVELS
 from wanbuild.toy.toy_checkpoint import write_toy
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
+from wanrun.machine.cpu import cpu_level_rank
 
-# diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
-pytestmark = [
-    pytest.mark.usefixtures("encoders_compiled_once"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning"),
-]
+pytestmark = pytest.mark.usefixtures("encoders_compiled_once")
 
 LATENTS = 1e-5
 ALL = ["text_encoder", "transformer", "vae encode", "vae decode", "final latents", "video"]
 
 
 def with_samples(*names: str) -> list[str]:
-    """The checks of a model that is tried in several ways."""
+    """The checks of a model that is tried in several ways, or in the only one."""
+    if not names:
+        return ALL
     return [*ALL[:-2], *(f"{check} ({name})" for name in names for check in ALL[-2:])]
 
 
 Verify = Callable[..., tuple[int, dict[str, Any], str]]
 Toys = Callable[[str], tuple[Path, Path]]
-STORED = ("transformer", "text_encoder", "image_encoder")
 
 
 @pytest.fixture
@@ -107,28 +108,64 @@ def test_swapped_experts(
 
 
 @pytest.mark.thorough
-def test_a_timestep_per_token(ti2v_artifact: Path, ti2v_checkpoint: Path, verify: Verify) -> None:
-    """From text alone and from an image."""
-    code, checks, _ = verify(ti2v_artifact, ti2v_checkpoint, "--steps", 2)
-    assert code == 0 and list(checks) == sorted(with_samples("text", "image"))
-    assert all(checks[f"final latents ({sample})"]["error"] < LATENTS for sample in ("text", "image"))
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize(
+    ("variant", "samples", "more"),
+    [
+        ("wan2.2-ti2v", ("text", "image"), ()),
+        ("wan2.2-i2v", ("first image", "both images"), ("transformer_2",)),
+        ("wan2.2-vace", ("no video", "video"), ("transformer_2",)),
+        ("wan2.2-animate", ("animate", "replace"), ("image_encoder",)),
+        ("anyflow-wan2.1", (), ()),
+        ("anyflow-far-wan2.1", ("text", "image"), ()),  # the velocity is that of the first chunk
+    ],
+)
+def test_every_kind_of_sample(
+    toy_of: Toys,
+    verify: Verify,
+    tmp_path: Path,
+    variant: str,
+    samples: tuple[str, ...],
+    more: tuple[str, ...],
+) -> None:
+    """Whole videos from all that a model takes; AnyFlow's checkpoint is as NVlabs uploaded it first."""
+    source, artifact = toy_of(variant)
+    if variant == "anyflow-wan2.1":
+        source = as_first_uploaded(source, tmp_path / "first")
+    code, checks, _ = verify(artifact, source, "--steps", 2)
+    assert code == 0 and list(checks) == sorted([*with_samples(*samples), *more])
+    assert all(c["error"] < LATENTS for name, c in checks.items() if name.startswith("final latents"))
+
+
+@pytest.fixture(scope="module")
+def levels(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_cpu_levels(toy_checkpoint, tmp_path_factory)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("variant", "expected"),
-    [
-        ("wan2.2-i2v", [*with_samples("first image", "both images"), "transformer_2"]),
-        ("wan2.2-vace", [*with_samples("no video", "video"), "transformer_2"]),
-        ("wan2.2-animate", [*with_samples("animate", "replace"), "image_encoder"]),
-    ],
-)
-def test_with_images_and_videos(media_toy: Toys, verify: Verify, variant: str, expected: list[str]) -> None:
-    """Every kind of sample."""
-    checkpoint, artifact = media_toy(variant)
-    code, checks, _ = verify(artifact, checkpoint, "--steps", 2)
-    assert code == 0 and list(checks) == sorted(expected)
-    assert all(c["error"] < LATENTS for name, c in checks.items() if name.startswith("final latents"))
+@pytest.mark.parametrize("name", CPU_LEVELS)
+def test_a_cpu_level(levels: Path, toy_checkpoint: Path, verify: Verify, tmp_path: Path, name: str) -> None:
+    """The executables of every level that can be built here, against diffusers in float32."""
+    manifest = read_manifest(levels)
+    if name not in manifest.targets:
+        pytest.skip(f"this CPU has no {name}")
+    artifact = linked(levels, tmp_path / "toy")
+    manifest.changed(targets={name: manifest.targets[name]}).write(artifact)
+    code, checks, _ = verify(artifact, toy_checkpoint, "--steps", 3)
+    assert code == 0 and all(check["error"] <= LATENTS for check in checks.values())
+
+
+@pytest.mark.thorough
+def test_sizes_and_ranks_of_cpu_levels(levels: Path) -> None:
+    """Levels share their programs where their products are alike; each has entries of its own."""
+    manifest = read_manifest(levels)
+    targets = [manifest.targets[name] for name in CPU_LEVELS if name in manifest.targets]
+    assert sorted(targets, key=lambda target: cpu_level_rank(target.environment)) == targets
+    for target in targets:
+        files = list((levels / target.folder).glob("*-cache"))
+        entries = [entry for kind in target.executables.values() for entry in kind.values()]
+        assert {file.name for file in files} == {entry.file for entry in entries}
+        assert sum(entry.nbytes for entry in entries) > 100_000
 
 
 def test_several_videos_that_the_reference_cannot_make(

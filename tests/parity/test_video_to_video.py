@@ -18,9 +18,6 @@ from wanbuild.check.reference_pipeline import Reference, schedulers
 from wanrun.artifact.manifest import TRANSFORMERS
 from wanrun.replay.samples import sample_video
 
-# diffusers hands arrays to NumPy in a way that NumPy 2 warns of.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
-
 STEPS, SEED, SCALE, SHIFT = 5, 7, 3.0, 3.0
 
 

@@ -1,4 +1,4 @@
-"""What a video of Helios goes on from. Compared with diffusers in tests/parity/test_helios_chunks.py."""
+"""What a video of Helios goes on from. Compared with diffusers in tests/parity/test_helios.py."""
 
 from __future__ import annotations
 

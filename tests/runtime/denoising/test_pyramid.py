@@ -1,4 +1,4 @@
-"""Stages of a chunk: what lies between them. Their tables are in tests/parity/test_helios_chunks.py."""
+"""Stages of a chunk: what lies between them. Their tables are in tests/parity/test_helios.py."""
 
 from __future__ import annotations
 

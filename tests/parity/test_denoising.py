@@ -1,4 +1,4 @@
-"""Solver tables against the reference's schedulers, run over all their steps."""
+"""Noise, experts of steps and solver tables against torch's generator and diffusers' schedulers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,83 @@ from diffusers import (
     FlowMatchLCMScheduler,
     UniPCMultistepScheduler,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from helpers.solvers import WITH_REFERENCE
-from wanrun.denoising.noise import Noise
+from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.solvers import COLUMNS, SOLVERS, SolverTable, solver_table
 from wanrun.denoising.state import with_noise
+from wanrun.denoising.steps import expert_ranges
 
-# The reference's DPM++ scheduler converts a tensor with NumPy's old protocol.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
+SEEDS = [0, 1, 42, 2**31, 2**32 - 1, 2**32, 2**32 + 42, 2**63, 2**64 - 1]
+NOISE_SHAPES = [(n,) for n in (1, 2, 3, 7, 14, 15, 16, 17, 24, 31, 32, 33)] + [
+    (),
+    (1, 16, 3, 5, 7),
+    (2, 48, 2, 9, 4),
+    (1, 16, 2, 64, 65),  # past one chunk of the implementation, and not a multiple of it
+]
+
+
+def of_torch(seed: int, shape: tuple[int, ...]) -> np.ndarray:
+    return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed)).numpy()
+
+
+@pytest.mark.parametrize("shape", NOISE_SHAPES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_equals_torch(seed: int, shape: tuple[int, ...]) -> None:
+    got, expected = initial_noise(seed, shape), of_torch(seed, shape)
+    assert got.dtype == np.float32
+    assert got.shape == shape
+    # One float32 rounding of values up to 6: 4.8e-7 is the largest difference seen, in 40 million values.
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+
+
+def test_equals_torch_over_many_values() -> None:
+    shape = (1, 16, 21, 30, 52)
+    got, expected = initial_noise(7, shape), of_torch(7, shape)
+    assert np.abs(got - expected).max() <= 5e-7
+    assert (got == expected).mean() > 0.75  # 83 % seen; a wrong rounding of the angle gives 45 %
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 3, 8, 12), (2, 16, 4, 10, 4), (1, 4, 3, 5, 6), (7, 5), (3,) * 4])
+def test_one_generator_gives_array_after_array(shape: tuple[int, ...]) -> None:
+    """As a run takes them: initial noise, the noise of each step, the next window's initial noise."""
+    draw, generator = Noise(11), torch.Generator("cpu").manual_seed(11)
+    for _ in range(6):
+        expected = torch.randn(shape, generator=generator).numpy()
+        np.testing.assert_allclose(draw(shape), expected, rtol=0, atol=1e-6)
+
+
+EXPERTS = ("transformer", "transformer_2")
+
+
+def by_the_reference(solver: str, steps: int, shift: float, boundary: float) -> list[str]:
+    """The expert of each step as diffusers' loop chooses it: tensors of its schedulers' own dtype."""
+    table = solver_table(solver, steps, shift)
+    kind = torch.int64 if solver in ("unipc", "dpm++") else torch.float32
+    timesteps = torch.from_numpy(table.timesteps).to(kind)
+    return [EXPERTS[0] if t >= boundary * 1000 else EXPERTS[1] for t in timesteps]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    solver=st.sampled_from(WITH_REFERENCE),
+    steps=st.integers(1, 60),
+    shift=st.floats(1, 20),
+    boundary=st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.875, 0.9, 0.999, 1.0])),
+)
+def test_the_rule_of_the_reference(solver: str, steps: int, shift: float, boundary: float) -> None:
+    table = solver_table(solver, steps, shift)
+    options = {"boundary": boundary, "guidance_scale": 4.0, "guidance_scale_2": 3.0}
+    parts = expert_ranges(table, EXPERTS, options, 1000)
+    taken = [part.transformer for part in parts for _ in range(part.first, part.last)]
+    assert taken == by_the_reference(solver, steps, shift, boundary)
+    assert [part.first for part in parts] == [0, *(part.last for part in parts)][:-1]
+    assert parts[-1].last == steps and all(part.first < part.last for part in parts)
+    scales = {EXPERTS[0]: 4.0, EXPERTS[1]: 3.0}
+    assert all(set(part.guidance_scales) == {scales[part.transformer]} for part in parts)
+
 
 SHAPE = (1, 4, 3, 5, 6)
 

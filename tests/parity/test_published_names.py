@@ -1,7 +1,9 @@
-"""The original Wan-Video names, and configs made from shapes, against diffusers for every published model."""
+"""Published parameters: each has its place, also by its original name; configs are made of shapes."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +19,7 @@ from helpers.original_parts import original_vae_key
 from helpers.published_shapes import reference_shapes
 from helpers.refusals import refuses
 from wanbuild.components import kind_of
+from wanbuild.mapping.engine import assign
 from wanbuild.mapping.original import (
     MODULES,
     PARAMETERS,
@@ -24,10 +27,42 @@ from wanbuild.mapping.original import (
     fused_names,
 )
 from wanbuild.mapping.original_parts import vae_names
+from wanbuild.published.base_configs import Config
 from wanbuild.published.variant_configs import PUBLISHED_MODELS
 from wanbuild.source.derived import class_of, derived_config
 from wanbuild.source.original_config import derive_config
 from wanrun.errors import SourceError
+
+
+def components_of_models() -> list[Any]:
+    """One per component of every repository; a component that repositories share is tested once."""
+    found: list[Any] = []
+    seen: list[tuple[str, dict[str, Any]]] = []
+    for repository, components in PUBLISHED_MODELS.items():
+        for component, config in components.items():
+            facts = {name: value for name, value in config.items() if name != "_diffusers_version"}
+            if component != "transformer_2" and (component, facts) in seen:
+                continue
+            seen.append((component, facts))
+            found.append(pytest.param(component, config, id=f"{repository}-{component}"))
+    return found
+
+
+@pytest.mark.parametrize(("component", "config"), components_of_models())
+def test_every_published_key_is_used_once(component: str, config: Config) -> None:
+    shapes = reference_shapes(component, config)
+    kind = kind_of(component, config.get("_class_name"))
+    parsed = kind.parse(config, f"{component}/config.json")
+    assignments, problems = assign(kind.rules, shapes, kind.module(parsed, kind.policy(None)), component)
+    assert problems == []
+    assert Counter(fill.key for item in assignments for fill in item.fills) == Counter(shapes.keys())
+    for item in assignments:
+        assert len(item.fills) == (item.shape[0] if item.stacked else 1)
+        for fill in item.fills:
+            assert math.prod(shapes[fill.key]) == math.prod(item.shape[item.stacked :])
+    filled = sum(math.prod(item.shape) for item in assignments)
+    assert filled == sum(map(math.prod, shapes.values()))
+
 
 ANIMATE = "Wan2.2-Animate-14B-Diffusers"
 TOLD = [name for name in PUBLISHED_MODELS if not name.startswith("Self-Forcing")]
