@@ -1,10 +1,15 @@
-"""Errors are one line: what, expected, found, remedy; options in them are spelled by who prints them."""
+"""Errors are one line with a code: what, expected, found, remedy; quantities are in the unit that fits."""
 
 from __future__ import annotations
+
+import re
+from typing import get_args
 
 import pytest
 
 from helpers.refusals import check_refusal
+from helpers.rules import sources_of_ours
+from wanrun.codes import CODES, ErrorCode
 from wanrun.errors import (
     ArtifactError,
     Mismatch,
@@ -15,6 +20,10 @@ from wanrun.errors import (
     artifact_mismatch,
     field,
 )
+from wanrun.units import in_bytes, in_hours, scaled
+from wanserve.codes import SERVER_CODES, ServerCode
+
+# --- errors ---
 
 
 @pytest.mark.parametrize(
@@ -68,3 +77,52 @@ def test_all_mismatches_are_in_one_error() -> None:
             error, "wrong_machine", what=f"{fact.what}: expected {fact.expected}, found {fact.found}"
         )
         check_refusal(error, "wrong_machine", what=fact.remedy)
+
+
+# --- codes ---
+
+
+def test_every_code_has_a_meaning_and_a_use() -> None:
+    for codes, names in ((CODES, get_args(ErrorCode)), (SERVER_CODES, get_args(ServerCode))):
+        assert list(codes) == sorted(names)
+    sources = (file.read_text(encoding="utf-8") for file in sources_of_ours() if file.name != "codes.py")
+    used = set(re.findall(r'"([a-z_]+)"', "\n".join(sources)))
+    assert (CODES.keys() | SERVER_CODES.keys()) - used == set()
+
+
+# --- units ---
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (9_994, "9.99 kB"),
+        (9_996, "10.0 kB"),
+        (99_940, "99.9 kB"),
+        (99_960, "100 kB"),
+        (999_400, "999 kB"),
+        (999_600, "1.00 MB"),
+        (3_280_000_000, "3.28 GB"),
+        (50e9, "50.0 GB"),
+        (7.5e18, "7500 PB"),
+    ],
+)
+def test_bytes(number: float, text: str) -> None:
+    assert in_bytes(number) == text
+
+
+def test_other_units() -> None:
+    assert scaled(7.6e12, "FLOP") == "7.60 TFLOP"
+    assert scaled(0.25, "B/s") == "0.25 B/s"
+    assert scaled(38_400_000, "B/s") == "38.4 MB/s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1200, "20 min"), (5399, "90 min"), (9000, "2.5 h"), (39600, "11 h")]
+)
+def test_hours(seconds: float, text: str) -> None:
+    assert in_hours(seconds) == text

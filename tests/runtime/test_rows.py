@@ -1,7 +1,9 @@
-"""The rows of a record of options, and records made of values by option."""
+"""The rows of a record of options, and the names that the packages export."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,7 +11,14 @@ from typing import Annotated, Literal
 import pytest
 from msgspec import Struct
 
+import wanhub
+import wanrun
+from wanrun.generation import load, pipeline
+from wanrun.generation.result import Result
+from wanrun.media.inputs import Media
 from wanrun.rows import ARGUMENT, option, record_of, rows_of
+
+# --- rows ---
 
 
 class Inner(Struct, frozen=True, kw_only=True):
@@ -74,3 +83,25 @@ def test_an_option_without_a_row_is_a_mistake() -> None:
 
     with pytest.raises(AssertionError):
         rows_of(Bare)
+
+
+# --- exports ---
+
+
+def test_each_name_is_what_its_module_defines() -> None:
+    assert (wanrun.Pipeline, wanrun.load) == (pipeline.Pipeline, load.load)
+    assert (wanrun.Media, wanrun.Result) == (Media, Result)
+    for module in (wanrun, wanhub):
+        assert dir(module) == sorted(module.__all__)
+        assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match=r"'wanrun' .*'generate'"):
+        wanrun.generate  # noqa: B018
+
+
+def test_the_import_alone_loads_nothing_heavy() -> None:
+    code = "import sys, wanrun; print(*{'jax', 'numpy', 'PIL', 'msgspec', 'click'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

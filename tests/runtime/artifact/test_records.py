@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from helpers.manifests import ENVIRONMENT as REQUIRED
 from helpers.manifests import (
     built_with,
     full_manifest,
@@ -116,18 +117,8 @@ BAD: Mapping[str, list[Any]] = {
     f"{STEP}/role": ["no such role"],
     f"{STEP}/plain": [{"file": "p", "sha256": "0"}],
     f"{ATTENTION}/plain": [None],
-    ENVIRONMENT: [
-        *(
-            {name: value for name, value in FULL["targets"]["cpu"]["environment"].items() if name != fact}
-            for fact in FULL["targets"]["cpu"]["environment"]
-            if fact != "cpu_features"
-        ),
-    ],
-    **{
-        f"{ENVIRONMENT}/{fact}": [[]]
-        for fact in FULL["targets"]["cpu"]["environment"]
-        if fact != "cpu_features"
-    },
+    ENVIRONMENT: [{name: REQUIRED[name] for name in REQUIRED if name != fact} for fact in REQUIRED],
+    **{f"{ENVIRONMENT}/{fact}": [[]] for fact in REQUIRED},
     f"{ENVIRONMENT}/topology": [3],
     f"{ENVIRONMENT}/device_kinds": ["cpu"],
     f"{EXECUTABLE}/bytes": [-1],
@@ -140,11 +131,10 @@ BAD: Mapping[str, list[Any]] = {
     "adapters/style/content/experts": [[], ["vae"]],
     "adapters/style/content/loras": [[]],
     "adapters/style/content/options": [{"solver": "no-such"}, {"timesteps": []}, {"boundary": 2}, {"fps": 0}],
-    # What no option could give.
-    **{
-        f"adapters/{name}": [STYLE]
-        for name in ("", "a:0.5", "a,b", "a=b", "..", ".a", "a b", "a\n", "a" * 101)
-    },
+    # Names that no option could give.
+    "adapters": [
+        {name: STYLE} for name in ("", "a:0.5", "a,b", "a=b", "../a", ".a", "a/b", "a b", "a\n", "a" * 101)
+    ],
     "loras": [[{"file": "a"}], [{"file": "a", "sha256": "0", "scale": "1", "component": None}]],
 }
 """Values by their place, of which each ends in one error."""

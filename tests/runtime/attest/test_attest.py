@@ -1,7 +1,9 @@
-"""Executables that look right, with digests that fit, are found out beside what is compiled here."""
+"""Executables that look right, with digests that fit, are found out by what is compiled here."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -33,7 +35,10 @@ from wanrun.attest.attest import attested
 from wanrun.executables import executables
 from wanrun.files import user_cache
 from wanrun.generation.load import load
+from wanrun.trust.trial import CHILD, run_trial
 from wanrun.trust.verdict import Verdict
+
+# --- attest ---
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +187,37 @@ def test_a_kernel_is_compared_with_its_other_form(
 def test_all_that_makes_and_keeps_chunks_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     with load(far_toy(tmp_path_factory)[1], embeddings="none") as pipeline:
         attest.run_all(pipeline, streams=False)  # it raises for what has not run
+
+
+# --- main ---
+
+
+@pytest.mark.slow
+def test_a_verdict_is_written(tmp_path: Path) -> None:
+    arguments = ["--artifact", str(tmp_path), "--target", "v9", "--profile", "1x1x1"]
+    verdict = run_trial(arguments)
+    assert not verdict.passed and not verdict.keep
+    assert verdict.reason.startswith(f"{tmp_path} is not an artifact")
+
+
+@pytest.mark.slow
+def test_a_wrong_command_line_is_no_verdict(tmp_path: Path) -> None:
+    outcome = tmp_path / "outcome.json"
+    done = subprocess.run([*CHILD, "--outcome", outcome], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "--artifact" in done.stderr and not outcome.exists()
+
+
+@pytest.mark.slow
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    """Whose end of the child's standard input is closed by the system, in whatever way it ends."""
+    code = (
+        "import sys, threading, time\nfrom wanrun.attest.__main__ import _end_with_parent\n"
+        "threading.Thread(target=_end_with_parent, daemon=True).start()\n"
+        "print('up', flush=True)\ntime.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None and child.stdout is not None
+    assert child.stdout.readline() == b"up\n" and child.poll() is None
+    child.stdin.close()
+    assert child.wait(20) == 1
+    child.stdout.close()

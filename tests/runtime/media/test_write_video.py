@@ -186,7 +186,7 @@ def test_mp4_stream(tmp_path: Path, fps: float) -> None:
         (RuntimeError("bug"), RuntimeError, None),
     ],
 )
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", [".mp4", ".gif", ".npy"])  # by ffmpeg, Pillow, and here
 def test_a_failure_leaves_the_old_file_and_no_other(
     suffix: str, raised: BaseException, kind: type[BaseException], code: int | None, tmp_path: Path
 ) -> None:

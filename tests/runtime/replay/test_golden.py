@@ -1,4 +1,4 @@
-"""The recorded result of a profile: as it is written, read and compared."""
+"""The recorded result of a profile: as it is written, read and compared; its sample images and videos."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.manifests import plain_manifest, with_model
+from helpers.manifests import full_manifest, plain_manifest, with_model, without_past
 from helpers.refusals import refuses
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Manifest, Recorded, read_manifest
@@ -22,8 +22,12 @@ from wanrun.artifact.named import GOLDEN
 from wanrun.codes import ErrorCode
 from wanrun.errors import ArtifactError, VerificationError
 from wanrun.replay.golden import STEPS, Golden, compare, read_golden, recorded_generation
+from wanrun.replay.samples import sample_image, sample_mask, sample_media, sample_video
 from wanrun.request.generation import Generation
 from wanrun.request.resolve import resolve
+
+# --- golden ---
+
 
 HERE = Golden("0" * 64, "1" * 64, (0.5, -1.0), {"cores": 2}, 1e-4, (0, 128, 255))
 ELSEWHERE = dataclasses.replace(HERE, machine={"cores": 4}, latents_sha256="2" * 64, frames_sha256="3" * 64)
@@ -122,3 +126,30 @@ def test_frames_of_a_tiny_decoder_are_compared() -> None:
 def test_frames_that_differ(frames: tuple[int, ...]) -> None:
     with refuses("other_results", VerificationError, what="frames", expected=" 1.03 of 255"):
         compare(HERE, dataclasses.replace(ELSEWHERE, frame_samples=frames))
+
+
+# --- samples ---
+
+
+def test_they_are_fixed_by_the_seed() -> None:
+    first, again, other = (np.asarray(sample_image(40, 24, seed)) for seed in (1, 1, 2))
+    assert first.shape == (24, 40, 3)
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    frames = [np.asarray(frame) for frame in sample_video(40, 24, 3, 1)]
+    assert len(frames) == 3 and not np.array_equal(frames[0], frames[1])
+
+
+def test_a_part_of_each_mask_is_on() -> None:
+    masks = np.stack([np.asarray(mask) for mask in sample_mask(96, 64, 5)])
+    assert all(0 < mask.mean() < 255 for mask in masks)
+    assert not np.any(masks.min(0)) and not np.array_equal(masks[0], masks[4])
+
+
+def test_media_are_those_that_the_model_takes() -> None:
+    manifest = without_past(full_manifest())
+    (profile,) = manifest.profiles.values()
+    assert sample_media(plain_manifest(), profile) is None
+    media = sample_media(manifest, profile, mode="replace", without=["mask"])
+    assert media is not None and media.image is not None and media.mask is None
+    # Of a model with windows fewer than a window has, so that the last ones are padded.
+    assert isinstance(media.video, list) and len(media.video) == profile.num_frames - 2

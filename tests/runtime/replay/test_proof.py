@@ -1,4 +1,4 @@
-"""Programs that make steps are refused if one of their arguments does not decide what they return."""
+"""Programs that make steps are proven by drawn ones: refused if an argument decides less than it should."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ from wanrun.generation.sampler import Sampler
 from wanrun.replay.golden import Replay, recorded_generation, replayed
 from wanrun.replay.guided import HALF
 from wanrun.replay.proof import Bounded, check_all_ran, prove_encoders, prove_steps, updated
-from wanrun.replay.random_steps import LoopStart
+from wanrun.replay.random_steps import DrawnSteps, LoopStart, drawn, velocities
 from wanrun.weights.bound_programs import Programs
+
+# --- proof ---
+
 
 WRONG = r"makes other steps than the solver's table says: wrong \w+"
 
@@ -109,7 +112,7 @@ def test_bounds_hold_what_float32_may_round() -> None:
 
 @pytest.fixture(scope="module")
 def opened(media_toy: Callable[[str], tuple[Path, Path]]) -> Iterator[tuple[wanrun.Pipeline, Replay]]:
-    """A pipeline of a profile with all forms of the loop and two experts, and its replay."""
+    """A pipeline of a profile with all forms of the loop, guiders and two experts; and its replay."""
     with wanrun.load(media_toy("wan2.2-i2v")[1], embeddings="none") as pipeline:
         yield pipeline, replayed(pipeline, pipeline.environment)
 
@@ -149,28 +152,6 @@ def test_a_doctored_end_of_streamed_steps(
     replay.prove(session, ("step",))
     with pytest.raises(VerificationError, match=f"stream_leave {WRONG}"):
         replay.prove(session, ("stream",))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda scale: np.float32(HALF), "guidance_scale changes nothing of what stream_leave returns"),
-        (lambda scale: scale * scale / np.float32(HALF), f"stream_leave {WRONG}"),
-    ],
-    ids=["ignored", "squared"],
-)
-def test_guidance_that_is_wrong_but_for_one_scale(
-    change: Callable[[Any], Any],
-    message: str,
-    opened: tuple[wanrun.Pipeline, Replay],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of programs that make something else of the scale than they should."""
-    pipeline, replay = opened
-    take_otherwise(monkeypatch, "guidance_scale", change)
-    with pytest.raises(VerificationError, match=message):
-        replay.prove(pipeline.session(pipeline.profile), ("stream",))
 
 
 @pytest.mark.thorough
@@ -265,3 +246,78 @@ def test_what_a_program_of_chunks_leaves_out(
     take_otherwise(monkeypatch, key, functools.partial(jax.tree.map, change), program)
     with pytest.raises(VerificationError, match=message):
         prove_steps(*chunked, "chunks")
+
+
+# --- drawn ---
+
+
+@pytest.fixture(scope="module")
+def sampler() -> Sampler:
+    facts = {"width": 40, "height": 32, "num_frames": 9, "num_videos": 1, "num_references": 0}
+    built = types.SimpleNamespace(max_steps=MAX_STEPS, dtype="float32", guiders=())
+    profile: Any = types.SimpleNamespace(**facts, guidance=False, num_prompts=1, options=built)
+    programs: Any = small_programs(max_steps=MAX_STEPS)
+    return Sampler(programs, plain_manifest(), profile, cast(Any, None))
+
+
+START = LoopStart(("transformer", "transformer_2"), np.empty(0), Conditions(), initial_noise(0, SHAPE))
+
+
+def test_a_velocity_is_the_same_in_each_form(sampler: Sampler) -> None:
+    """Of a step alone, and of the first of two in one call; each expert has its own."""
+    step, scan = (velocities(sampler, START, form, form, 1.0) for form in ("step", "scan"))  # type: ignore[arg-type]
+    assert step.shape == (2, *SHAPE) and np.allclose(step, scan, atol=1e-5)
+    assert not np.allclose(step[0], step[1])
+
+
+def test_no_coefficient_is_small(sampler: Sampler) -> None:
+    steps = [DrawnSteps.drawn(sampler, START, "scan", "scan", "transformer") for _ in range(2)]
+    assert all(np.array_equal(one.rows, steps[0].rows) for one in steps)
+    assert len(steps[0].rows) == 2 and np.abs(steps[0].rows).min() >= 0.25
+
+
+def test_scalars_turn_parts_of_a_program_on() -> None:
+    avals = {"image": "uint8[2,3]", "later": "int32[]", "kv": {"k": "bfloat16[4]"}, "bits": "uint16[4]"}
+    off, on = (drawn(avals, number) for number in (0, 1))
+    assert (off["later"], on["later"]) == (0, 1) and off["image"].max() > 1
+    assert on["kv"]["k"].dtype == "bfloat16" and on["kv"]["k"].all()
+    assert np.array_equal(on["bits"], drawn("bfloat16[4]", 1).view(np.uint16))
+
+
+# --- guided ---
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("form", "key", "change", "message"),
+    [
+        ("step", "guidance_projection", np.zeros_like, "denoise_step does not combine passes as cfg-zero"),
+        ("step", "guidance_projection", np.ones_like, "guidance_projection changes nothing"),
+        ("step", "skip_scale", np.square, "denoise_step does not combine passes as skip-layer"),
+        ("step", "skip_layers", np.ones_like, "denoise_step does not combine passes as skip-layer"),
+        ("step", "skip_layers", np.zeros_like, "skip_layers changes nothing"),
+        (
+            "stream",
+            "guidance_scale",
+            lambda scale: np.float32(HALF),
+            "guidance_scale changes nothing of what",
+        ),
+        ("stream", "guidance_scale", lambda scale: scale * scale / np.float32(HALF), f"stream_leave {WRONG}"),
+        ("stream", "guidance_projection", np.zeros_like, "leave does not combine passes as cfg-zero"),
+        ("stream", "skip_scale", np.square, "leave does not combine passes as skip-layer"),
+    ],
+    ids=lambda one: getattr(one, "__name__", one),
+)
+def test_an_input_that_decides_something_else(
+    form: str,
+    key: str,
+    change: Callable[[Any], Any],
+    message: str,
+    opened: tuple[wanrun.Pipeline, Replay],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Programs that make something else of an input than they should."""
+    pipeline, replay = opened
+    take_otherwise(monkeypatch, key, change)
+    with pytest.raises(VerificationError, match=message):
+        replay.prove(pipeline.session(pipeline.profile), (form,))

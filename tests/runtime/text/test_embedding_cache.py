@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -138,20 +137,17 @@ def test_a_damaged_entry_is_made_again(cache: Cache, damage: Callable[[Path], No
     assert len(cache.warnings) == 1
 
 
-def test_a_file_of_another_entry(cache: Cache) -> None:
-    for other in (cache.cache.name("another", "float32"), cache.cache.name(PROMPT, "bfloat16")):
+def test_entries_of_something_else(cache: Cache) -> None:
+    """Whole ones: of another prompt or dtype, and not of this text encoder."""
+    for prompt, dtype in (("another", "float32"), (PROMPT, "bfloat16")):
         cache.cache.put(PROMPT, cache.rows)
-        cache.path.rename(cache.path.with_name(other))
-    assert cache.cache.find("another", "float32") is None and cache.cache.find(PROMPT, "bfloat16") is None
+        cache.path.rename(cache.path.with_name(cache.cache.name(prompt, dtype)))
+        assert cache.cache.find(prompt, dtype) is None
     assert len(cache.warnings) == 2 and all("digest" in line for line in cache.warnings)
-
-
-def test_rows_of_another_kind(cache: Cache, manifest: Manifest) -> None:
-    """An entry that is whole, and not of this text encoder."""
     for rows in (random_rows(5, 31), random_rows(513, 32), np.full((5, 32), np.nan, np.float32)):
         cache.cache.put(PROMPT, rows)
         assert cache.cache.find(PROMPT, "float32") is None
-    assert len(cache.warnings) == 3 and all(f"{cache.path} " in line for line in cache.warnings)
+    assert len(cache.warnings) == 5 and all(f"{cache.path} " in line for line in cache.warnings[2:])
 
 
 def check_unusable(cache: Cache, reason: str) -> None:
@@ -249,6 +245,7 @@ def file_of(cache: EmbeddingCache, folder: Path, number: int) -> Path:
 
 
 def test_the_oldest_entries_are_removed(manifest: Manifest, tmp_path: Path) -> None:
+    """With those of older versions, and what a killed run has left; never what is somebody else's."""
     first = Cache(manifest, tmp_path).cache
     first.put("prompt 0", random_rows(5, 32))
     size = file_of(first, tmp_path, 0).stat().st_size
@@ -258,27 +255,19 @@ def test_the_oldest_entries_are_removed(manifest: Manifest, tmp_path: Path) -> N
         limited.put(f"prompt {number}", random_rows(5, 32, seed=number))
         os.utime(file_of(limited, tmp_path, number), (now - 100 + number, now - 100 + number))
     assert limited.find("prompt 0", "float32") is not None  # now it was used last
-    (tmp_path / "notes.txt").write_text("somebody else's")
-    (tmp_path / ".wan-00000000-1-0000abcd.tmp").write_text("of a killed run")
-    os.utime(tmp_path / ".wan-00000000-1-0000abcd.tmp", (now - 2 * 86400,) * 2)
-    (tmp_path / ".wan-00000000-1-0000cdef.tmp").write_text("being written")
+    others = [tmp_path / name for name in ("notes.txt", "mine.json", ".wan-00000000-1-0000cdef.tmp")]
+    gone = [
+        tmp_path / name for name in (f"{'0' * 64}.npy", f"{'0' * 64}.json", ".wan-00000000-1-0000abcd.tmp")
+    ]
+    for path in (*others, *gone):
+        path.write_bytes(bytes(900))
+        if path != others[-1]:  # which is being written
+            os.utime(path, (now - 2 * 86400,) * 2)
     for number in (4, 5):
         limited.put(f"prompt {number}", random_rows(5, 32, seed=number))
     left = [number for number in range(6) if limited.find(f"prompt {number}", "float32") is not None]
     assert left == [0, 3, 4, 5]
-    kept = {file_of(limited, tmp_path, number) for number in left}
-    assert {*tmp_path.iterdir()} == kept | {tmp_path / ".wan-00000000-1-0000cdef.tmp", tmp_path / "notes.txt"}
-
-
-def test_entries_of_older_versions_are_removed_with_the_oldest(manifest: Manifest, tmp_path: Path) -> None:
-    limited = Cache(manifest, tmp_path, max_bytes=1000).cache
-    for suffix in (".npy", ".json"):
-        (tmp_path / f"{'0' * 64}{suffix}").write_bytes(bytes(900))
-        os.utime(tmp_path / f"{'0' * 64}{suffix}", (0, 0))
-    (tmp_path / "mine.json").write_bytes(bytes(900))  # as old, and somebody else's
-    os.utime(tmp_path / "mine.json", (0, 0))
-    limited.put("prompt 0", random_rows(5, 32))
-    assert {*tmp_path.iterdir()} == {file_of(limited, tmp_path, 0), tmp_path / "mine.json"}
+    assert {*tmp_path.iterdir()} == {file_of(limited, tmp_path, number) for number in left} | {*others}
 
 
 CONCURRENT = """
@@ -328,28 +317,6 @@ def test_processes_that_write_at_once(manifest: Manifest, tmp_path: Path) -> Non
         _, errors = run.communicate(timeout=120)
         assert run.returncode == 0 and errors == b"", errors.decode()
     assert all(path.suffix == ".embedding" for path in (tmp_path / "cache").iterdir())
-
-
-def test_a_run_that_is_killed_leaves_no_entry(
-    cache: Cache, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The folder as it is before the file gets its name."""
-    moments: list[Path] = []
-    rename = Path.replace
-
-    def observed(path: Path, target: Path) -> Path:
-        moments.append(Path(shutil.copytree(cache.path.parent, tmp_path / f"moment {len(moments)}")))
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "replace", observed)
-    cache.cache.put(PROMPT, cache.rows)
-    monkeypatch.undo()
-    assert [len(list(folder.iterdir())) for folder in moments] == [1]
-    for folder in moments:
-        left = Cache(manifest, folder)
-        assert left.cache.find(PROMPT, "float32") is None and left.warnings == []
-        left.cache.put(PROMPT, cache.rows)
-        assert same(left.cache.find(PROMPT, "float32"), cache.rows)
 
 
 def test_every_number_of_bfloat16(manifest: Manifest, tmp_path: Path) -> None:

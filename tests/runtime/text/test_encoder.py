@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +44,14 @@ class Store:
 class Encoder:
     """A PromptEncoder over an encoder whose output depends on the ids, and counts its calls."""
 
-    def __init__(self, tokenizer: PromptTokenizer, *stores: Store, dtype: str = "float32", **options: Any):
+    def __init__(
+        self, tokenizer: Any, *stores: Store, dtype: str = "float32", change: Any = np.asarray, **options: Any
+    ) -> None:
         self.batches: list[int] = []
         self.warnings: list[str] = []
-        self.dtype = DTYPES[dtype]
-        self.prompts = PromptEncoder(
-            tokenizer,
-            self.encode,
-            stores,
-            length=LENGTH,
-            width=WIDTH,
-            dtype=self.dtype,
-            **options,
-        )
+        self.dtype, self._change = DTYPES[dtype], change
+        sizes = {"length": LENGTH, "width": WIDTH, "dtype": self.dtype}
+        self.prompts = PromptEncoder(tokenizer, self.encode, stores, **sizes, **options)
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         assert ids.dtype == mask.dtype == np.int32
@@ -66,7 +61,8 @@ class Encoder:
             for one, keep in zip(ids, mask, strict=True)
         ]
         # What lies past a prompt's length may be negative zero, as products with a mask are.
-        return np.where(mask[..., None] > 0, np.array(rows), -0.0).astype(self.dtype)
+        made = np.where(mask[..., None] > 0, np.array(rows), -0.0).astype(self.dtype)
+        return self._change(made)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -152,8 +148,7 @@ def test_no_tokenizer_where_all_is_at_hand(tokenizer: PromptTokenizer) -> None:
 
     store, long = Store(), "snow " * LENGTH
     expected = Encoder(tokenizer, store).prompts(["a red fox", "", long])
-    encoder = Encoder(tokenizer, store)
-    encoder.prompts._tokenize = refuse
+    encoder = Encoder(refuse, store)
     assert encoder.prompts.missing(["a red fox", "", long]) == []
     assert encoder.prompts(["a red fox", ""]).tobytes() == expected[:2].tobytes()
     with pytest.raises(AssertionError, match="are tokenized"):
@@ -199,28 +194,23 @@ def test_the_result_may_be_changed(tokenizer: PromptTokenizer) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_an_encoder_that_gives_no_numbers(tokenizer: PromptTokenizer, value: float) -> None:
-    store = Store()
-    encoder = Encoder(tokenizer, store)
-    sound = encoder.encode
-
-    def encode(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        embeddings = sound(ids, mask)
+    def change(embeddings: np.ndarray) -> np.ndarray:
         embeddings[-1, 0, 0] = value
         return embeddings
 
-    encoder.prompts._encode = encode
+    store = Store()
+    encoder = Encoder(tokenizer, store, change=change)
     with refuses("not_finite", WanError, what="3 characters", remedy="wanbuild verify"):
         encoder.prompts(["snow", "fox"])
     assert store.rows == {} and encoder.prompts.missing(["fox", "snow"]) == ["fox", "snow"]
 
 
-def test_an_encoder_that_gives_something_else(tokenizer: PromptTokenizer) -> None:
-    encoder = Encoder(tokenizer)
-    sound = encoder.encode
-    for change in (lambda e: e[:, 1:], lambda e: e.astype(np.float64), lambda e: np.repeat(e, 2, 0)):
-        encoder.prompts._encode = lambda ids, mask, change=change: change(sound(ids, mask))
-        with pytest.raises(ValueError, match="text encoder"):
-            encoder.prompts(["fox"])
+@pytest.mark.parametrize(
+    "change", [lambda e: e[:, 1:], lambda e: e.astype(np.float64), lambda e: np.repeat(e, 2, 0)]
+)
+def test_an_encoder_that_gives_something_else(tokenizer: PromptTokenizer, change: Any) -> None:
+    with pytest.raises(ValueError, match="text encoder"):
+        Encoder(tokenizer, change=change).prompts(["fox"])
 
 
 def test_a_damaged_store_is_not_passed_over(tokenizer: PromptTokenizer) -> None:
@@ -240,30 +230,29 @@ def test_threads(tokenizer: PromptTokenizer) -> None:
     prompts = [f"fox number {number}" for number in range(8)]
     expected = {prompt: Encoder(tokenizer).prompts([prompt])[0].tobytes() for prompt in prompts}
     encoder = Encoder(tokenizer, Store(), remembered=3)
-    wrong: list[str] = []
 
     def ask(seed: int) -> None:
         random = np.random.default_rng(seed)
         for _ in range(100):
             chosen = [prompts[index] for index in random.integers(0, len(prompts), 3)]
-            for prompt, embedding in zip(chosen, encoder.prompts(chosen), strict=True):
-                if embedding.tobytes() != expected[prompt]:
-                    wrong.append(prompt)
+            assert [one.tobytes() for one in encoder.prompts(chosen)] == [expected[one] for one in chosen]
 
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == [] and sum(encoder.batches) >= len(prompts)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(ask, range(4)))
+    assert sum(encoder.batches) >= len(prompts)
 
 
 def test_many_prompts_are_fetched_in_batches_and_tokenized_once(
     tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    calls: list[list[str]] = []
+
+    def tokenize(texts: Sequence[str]) -> TokenizedPrompts:
+        calls.append(list(texts))
+        return tokenizer(texts)
+
     monkeypatch.setattr("wanrun.text.encoder.FETCHED", 3)
-    encoder, calls = Encoder(tokenizer, remembered=2), []
-    encoder.prompts._tokenize = lambda texts: calls.append(list(texts)) or tokenizer(texts)
+    encoder = Encoder(tokenize, remembered=2)
     prompts = [f"fox number {number}" for number in range(7)]
     encoder.prompts.fetch([*prompts, prompts[0]])
     assert encoder.batches == [3, 3, 1] and calls == [prompts]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
+from helpers.started import Started
 from wanrun.trust.trial import run_trial
 from wanrun.trust.verdict import Verdict
 
@@ -73,22 +73,13 @@ def test_a_child_that_writes_no_verdict() -> None:
     assert (found.passed, found.keep) == (False, False)
 
 
-def test_an_interrupt_ends_the_child(tmp_path: Path) -> None:
-    note = tmp_path / "process"
-    code = f"open({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+def test_an_interrupt_ends_the_child(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
 
-    def interrupt(number: int, frame: object) -> None:
-        if note.exists() and note.read_text():
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        def interrupted(process: subprocess.Popen[bytes], seconds: float) -> int:
+            patch.undo()
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run_trial([], command=child(code))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(note.read_text()), 0)
+        patch.setattr(subprocess.Popen, "wait", interrupted)
+        run_trial([], command=child("time.sleep(60)"))
+    assert started[0].returncode == -signal.SIGKILL

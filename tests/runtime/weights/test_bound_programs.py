@@ -108,16 +108,11 @@ def test_a_shared_program_is_loaded_once(shared: Path, open_here: Open) -> None:
         assert (one is other) == (name in same)
         assert (one.result(LIMIT_SECONDS) is other.result(LIMIT_SECONDS)) == (name in same)
     assert (opened.timings.cache_hits, opened.timings.cache_misses) == (2 * len(names) - len(same), 0)
-
-
-def test_both_profiles_are_bound_to_one_copy_of_the_weights(shared: Path, open_here: Open) -> None:
-    opened = open_here(shared)
-    steps = [
-        programs.bound("denoise_step", transformer="transformer_2").keywords["transformer"]  # type: ignore[attr-defined]
-        for programs in (opened.programs(), opened.programs(OTHER))
-    ]
-    one, other = map(jax.tree.leaves, steps)
-    assert len(one) > 10 and all(a is b for a, b in zip(one, other, strict=True))
+    one, other = (
+        jax.tree.leaves(programs.bound("denoise_step", transformer="transformer_2").keywords)  # type: ignore[attr-defined]
+        for programs in (with_guidance, without)
+    )
+    assert len(one) > 10 and all(a is b for a, b in zip(one, other, strict=True))  # one copy of the weights
 
 
 def test_every_profile_is_checked(shared: Path, open_here: Open, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""The memory of a component: its layout, and touching it ahead of the reads."""
+"""The memory of a component: private, and touched ahead of the reads."""
 
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -29,50 +29,34 @@ LARGE = {"a": ((2048, 2048), "float32"), "b": ((3, 5), "bfloat16"), "c": ((7,), 
 
 
 class Madvise:
-    """The system's madvise, whose calls are recorded and whose populating may take long or fail."""
+    """The system's madvise, recorded; populating takes a time or fails.
 
-    def __init__(self, seconds: float = 0.0, fails: bool = False) -> None:
-        self.calls: list[tuple[int, int, int]] = []
-        self._seconds, self._fails = seconds, fails
-        self._real = module._madvise()
+    Attributes:
+        calls: the advice and length of each call.
+        then: called with each.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0, fails: bool = False) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.then: Callable[[], object] = list
+        self._seconds, self._fails, self._clock = seconds, fails, 0.0
+        real = module._madvise()
+        assert real is not None
+        self._real = real
+        monkeypatch.setattr(module, "_madvise", lambda: self)
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self._clock))
 
     def __call__(self, address: int, length: int, advice: int) -> int:
-        self.calls.append((address, length, advice))
+        self.calls.append((advice, length))
+        self.then()
         if advice == module.MADV_POPULATE_WRITE:
-            time.sleep(self._seconds)
+            self._clock += self._seconds * length / module.TOUCHED_BYTES
             if self._fails:
                 return -1
-        assert self._real is not None
         return self._real(address, length, advice)
 
     def advised(self, advice: int) -> list[int]:
-        return [length for _, length, given in self.calls if given == advice]
-
-
-@pytest.fixture
-def madvise(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def use(**options: Any) -> Madvise:
-        fake = Madvise(**options)
-        monkeypatch.setattr(module, "_madvise", lambda: fake)
-        return fake
-
-    return use
-
-
-def test_every_parameter_has_a_place_of_its_own() -> None:
-    parts = component(**LARGE)
-    memory, random = Memory(parts), np.random.default_rng(1)
-    contents = {path: random.bytes(p.layout.nbytes) for path, p in parts.parameters.items()}
-    for path, parameter in parts.parameters.items():
-        memory.view(path, parameter.layout)[:] = contents[path]
-    for path, parameter in parts.parameters.items():
-        array = memory.array(path, parameter.layout, bits=False)
-        assert array.shape == parameter.layout.shape and array.dtype.name == parameter.layout.dtype
-        assert array.ctypes.data % ALIGNMENT == 0
-        assert array.tobytes() == contents[path]
-        bits = memory.array(path, parameter.layout, bits=True)
-        assert bits.dtype == (np.uint16 if parameter.layout.dtype == "bfloat16" else array.dtype)
-        assert bits.tobytes() == contents[path]
+        return [length for given, length in self.calls if given == advice]
 
 
 def test_touching_changes_nothing_and_may_race_with_the_reads() -> None:
@@ -88,44 +72,28 @@ def test_touching_changes_nothing_and_may_race_with_the_reads() -> None:
     assert bytes(view) == content
 
 
-def test_every_page_is_touched_once(madvise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = madvise()
-    monkeypatch.setattr(module, "HUGE_BYTES_PER_SECOND", 1.0)
-    parts = component(**LARGE)
+@pytest.mark.parametrize("slow", [True, False])
+def test_every_page_is_touched_once(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Huge pages are given up where they are slow, and once."""
+    seconds = (2 if slow else 0.5) * module.TOUCHED_BYTES / module.HUGE_BYTES_PER_SECOND
+    fake, parts = Madvise(monkeypatch, seconds), component(**LARGE)
     Memory(parts).touch()
     total = sum(-(-p.layout.nbytes // ALIGNMENT) * ALIGNMENT for p in parts.parameters.values())
     assert sum(fake.advised(module.MADV_POPULATE_WRITE)) == total
     assert fake.advised(module.MADV_HUGEPAGE) == [total]
-    assert fake.advised(module.MADV_NOHUGEPAGE) == []
+    assert fake.advised(module.MADV_NOHUGEPAGE) == ([total] if slow else [])
+    assert fake.calls[2][0] == (module.MADV_NOHUGEPAGE if slow else module.MADV_POPULATE_WRITE)
 
 
-def test_huge_pages_are_given_up_where_they_are_slow(madvise: Any) -> None:
-    fake = madvise(seconds=2 * module.TOUCHED_BYTES / module.HUGE_BYTES_PER_SECOND)
-    parts = component(**LARGE)
-    Memory(parts).touch()
-    (whole,) = fake.advised(module.MADV_HUGEPAGE)
-    assert fake.advised(module.MADV_NOHUGEPAGE) == [whole]  # once
-    assert [advice for _, _, advice in fake.calls[:3]] == [
-        module.MADV_HUGEPAGE,
-        module.MADV_POPULATE_WRITE,
-        module.MADV_NOHUGEPAGE,
-    ]
-    assert sum(fake.advised(module.MADV_POPULATE_WRITE)) == whole
+def test_touching_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, memory = Madvise(monkeypatch), Memory(component(a=((64, 2**20), "float32")))
+    fake.then = lambda: len(fake.calls) == 3 and memory.stop()
+    memory.touch()
+    assert len(fake.calls) == 3
 
 
-def test_it_can_be_stopped(madvise: Any) -> None:
-    fake = madvise(seconds=0.05)
-    memory = Memory(component(a=((64, 2**20), "float32")))
-    memory.touch_ahead()
-    time.sleep(0.12)
-    memory.stop()
-    touched = len(fake.advised(module.MADV_POPULATE_WRITE))
-    time.sleep(0.2)
-    assert touched <= len(fake.advised(module.MADV_POPULATE_WRITE)) <= touched + 1 < 32
-
-
-def test_a_system_that_cannot(madvise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = madvise(fails=True)  # a kernel before 5.14
+def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Madvise(monkeypatch, fails=True)  # a kernel before 5.14
     Memory(component(**LARGE)).touch()
     assert len(fake.advised(module.MADV_POPULATE_WRITE)) == 1
     monkeypatch.setattr(module, "_madvise", lambda: None)

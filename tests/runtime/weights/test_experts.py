@@ -115,22 +115,17 @@ def test_the_first_that_fits_is_chosen(
     assert found.needed == (BOTH if kind == "both" else ONE) - spared
 
 
-def test_without_statistics_weights_and_inputs_count() -> None:
-    inputs = 6 * MIB + 1
-    found = choose_placement(SMALL, taking(**INPUTS), {}, Machine(PLENTY, PLENTY, True), LoadPolicy())
-    assert found.needed == 100 * MIB + inputs
-    found = choose_placement(SMALL, taking(), {}, Machine(PLENTY, PLENTY, True), LoadPolicy())
-    assert found.needed == 100 * MIB
-
-
-def test_each_expert_on_the_device_has_its_slots() -> None:
-    programs = taking(
-        denoise_step={"lora": {"blocks": {"lora_a": f"bfloat16[{MIB}]"}}, "latents": "uint8[8]"}
-    )
-    found = choose_placement(SMALL, programs, {}, Machine(PLENTY, PLENTY, True), LoadPolicy())
-    assert found.needed == 100 * MIB + 2 * 2 * MIB + 8
-    found = choose_placement(SMALL, programs, {}, Machine(80 * MIB, PLENTY, True), LoadPolicy())
-    assert (found.kind, found.needed) == ("host", 60 * MIB + 2 * MIB + 8)
+def test_without_statistics_weights_inputs_and_slots_count() -> None:
+    """Each expert on the device has its slots."""
+    slots = taking(denoise_step={"lora": {"blocks": {"lora_a": f"bfloat16[{MIB}]"}}, "latents": "uint8[8]"})
+    for programs, device, expected in (
+        (taking(**INPUTS), PLENTY, ("both", 100 * MIB + 6 * MIB + 1)),
+        (taking(), PLENTY, ("both", 100 * MIB)),
+        (slots, PLENTY, ("both", 100 * MIB + 2 * 2 * MIB + 8)),
+        (slots, 80 * MIB, ("host", 60 * MIB + 2 * MIB + 8)),
+    ):
+        found = choose_placement(SMALL, programs, {}, Machine(device, PLENTY, True), LoadPolicy())
+        assert (found.kind, found.needed) == expected
 
 
 def test_one_transformer_is_no_choice() -> None:
@@ -195,13 +190,6 @@ def published_a14b() -> Manifest:
     )
 
 
-def test_published_sizes() -> None:
-    sizes = {name: component.nbytes / GB for name, component in published_a14b().components.items()}
-    # 14.3 G parameters in bfloat16, of which the condition embedder's 0.2 are in float32.
-    expected = {"transformer": 29.05, "transformer_2": 29.05, "text_encoder": 11.4, "vae": 0.5}
-    assert sizes == pytest.approx(expected, abs=0.06)
-
-
 KV = "bfloat16[40,2,512,40,128]"
 STEP_480P = {"denoise_step": {"output_bytes": 10**8, "temporary_bytes": 8_100_000_000}}
 STEP_720P = {"denoise_step": {"output_bytes": 10**8, "temporary_bytes": 16_900_000_000}}
@@ -209,34 +197,28 @@ STEP_720P = {"denoise_step": {"output_bytes": 10**8, "temporary_bytes": 16_900_0
 
 
 @pytest.mark.parametrize(
-    ("device", "host", "statistics", "options", "kind"),
+    ("device", "host", "statistics", "memory", "kind"),
     [
-        (141, 256, STEP_720P, {}, "both"),  # 87 GB
-        (80, 256, {}, {}, "both"),  # 71 GB of 76
-        (80, 256, STEP_480P, {}, "host"),  # 79 GB
-        (60, 256, STEP_720P, {}, "one"),  # what JAX takes of 80 GB by default; one needs 59
-        (80, 64, STEP_480P, {}, "one"),  # the host cannot hold both
-        (141, 64, STEP_720P, {}, "both"),
-        (24, 256, {}, {}, "one"),  # nor does one fit
-        (141, 256, STEP_720P, {"memory": "low"}, "one"),
+        (141, 256, STEP_720P, "auto", "both"),  # 87 GB
+        (80, 256, {}, "auto", "both"),  # 71 GB of 76
+        (80, 256, STEP_480P, "auto", "host"),  # 79 GB
+        (60, 256, STEP_720P, "auto", "one"),  # what JAX takes of 80 GB by default; one needs 59
+        (80, 64, STEP_480P, "auto", "one"),  # the host cannot hold both
+        (141, 64, STEP_720P, "auto", "both"),
+        (24, 256, {}, "auto", "one"),  # nor does one fit
+        (141, 256, STEP_720P, "low", "one"),
     ],
 )
 def test_published_sizes_on_published_devices(
-    device: int, host: int, statistics: dict[str, Any], options: dict[str, Any], kind: str
+    device: int, host: int, statistics: dict[str, Any], memory: str, kind: str
 ) -> None:
-    programs = taking(denoise_step={"kv": {"k": KV, "v": KV}})
     manifest = published_a14b()
-    machine = Machine(device * GB, host * GB, True)
-    found = choose_placement(manifest, programs, statistics, machine, policy_of(**options))
-    assert found.kind == kind
-    sizes = {name: component.nbytes for name, component in manifest.components.items()}
-    if options.get("memory") == "low" or not options.get("text_encoder", True):
-        del sizes["text_encoder"]
-    if kind != "both":
-        del sizes["transformer_2"]
-    kv = 2 * 2 * 40 * 2 * 512 * 40 * 128
-    working = sum(statistics.get("denoise_step", {}).values())
-    assert found.needed == sum(sizes.values()) + kv + working
+    # 14.3 G parameters in bfloat16, of which the condition embedder's 0.2 are in float32.
+    sizes = {name: component.nbytes / GB for name, component in manifest.components.items()}
+    expected = {"transformer": 29.05, "transformer_2": 29.05, "text_encoder": 11.4, "vae": 0.5}
+    assert sizes == pytest.approx(expected, abs=0.06)
+    machine, programs = Machine(device * GB, host * GB, True), taking(denoise_step={"kv": {"k": KV, "v": KV}})
+    assert choose_placement(manifest, programs, statistics, machine, policy_of(memory)).kind == kind
 
 
 def test_the_inputs_of_a_real_profile(toy_artifact: Path) -> None:

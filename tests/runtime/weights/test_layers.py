@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from helpers.damage import flip, linked, own
-from helpers.opened import Opened
+from helpers.opened import LIMIT_SECONDS, Opened
 from helpers.refusals import refuses
 from wanrun.artifact.parameters import Tree, flat
 from wanrun.errors import ArtifactError, CancelledError
-from wanrun.opened.cancel import CancelToken
+from wanrun.opened.cancel import CancelToken, Waits
 from wanrun.weights import layers as layers_module
 from wanrun.weights.buffers import Memory
 from wanrun.weights.layers import AHEAD, LayerStream, order_of, parts_of
@@ -137,26 +137,26 @@ def test_what_is_read_and_held(
 def test_it_reads_ahead_of_what_is_used_and_no_further(
     streaming: Callable[..., LayerStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = list[int]()
-    done = threading.Event()
+    begun = threading.Semaphore(0)
 
     class Counted(Restore):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            read.append(0)
-            if len(read) > AHEAD:
-                done.set()
+            begun.release()
 
     monkeypatch.setattr(layers_module, "Restore", Counted)
     stream = streaming(False)
     stream.outside.result()
-    for future in list(stream._coming):
-        future.result()
-    assert done.wait(10) and len(read) == 1 + AHEAD
-    for taken, _ in enumerate(stream, 1):
-        for future in list(stream._coming):
-            future.result()
-        assert len(read) == 1 + AHEAD + taken
+
+    def check_begun(count: int) -> None:
+        """So many more are begun, and no other within a while."""
+        for _ in range(count):
+            assert begun.acquire(timeout=LIMIT_SECONDS)
+        assert not begun.acquire(timeout=0.2)
+
+    check_begun(1 + AHEAD)  # what is in no stack, and the first layers
+    for _ in stream:
+        check_begun(1)
 
 
 @pytest.mark.slow
@@ -175,9 +175,19 @@ def test_a_damaged_layer_is_named(
 
 
 @pytest.mark.slow
-def test_waiting_ends_with_the_call(streaming: Callable[..., LayerStream]) -> None:
-    stream, token = streaming(True), CancelToken()
+def test_waiting_ends_with_the_call(
+    streaming: Callable[..., LayerStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, waits, token = threading.Event(), Waits(), CancelToken()
+    result = Restore.result
+
+    def held(self: Restore, bits: bool = False) -> Any:
+        gate.wait(LIMIT_SECONDS)
+        return result(self, bits)
+
+    monkeypatch.setattr(Restore, "result", held)
+    stream = streaming(True, waits=waits)
     token.cancel()
-    stream._coming[0] = Future()  # one that never comes
-    with stream._opened.waits.until(token), pytest.raises(CancelledError):
+    with waits.until(token), pytest.raises(CancelledError):
         next(iter(stream))
+    gate.set()

@@ -1,4 +1,4 @@
-"""LoRAs on the device: slots that they fill, small parameters that they change, and what stays there."""
+"""LoRAs on the device: slots, which they fill, small parameters that they change, and what stays there."""
 
 from __future__ import annotations
 
@@ -10,33 +10,44 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
 
+import wanrun
 from helpers.manifests import built_with
 from helpers.opened import Opened
+from wanrun.artifact.manifest import read_manifest
 from wanrun.artifact.parameters import Component, flat, nest
 from wanrun.artifact.slots import slots_of
 from wanrun.errors import UsageError
+from wanrun.replay.samples import sample_media
 from wanrun.weights.adapters import AdapterFile, combined
 from wanrun.weights.loras import AppliedLora, FilledSlots, KeptLoras
 from wanrun.weights.slots import Slots
+
+# --- loras ---
+
 
 RANK = 4
 EXPERT = "transformer"
 SMALL = ("blocks/norm2/bias", "condition_embedder/time_embedder/linear_1/bias")
 
 
+def opened_with(opened: Any, bits: bool) -> Any:
+    """What slots read of an opened artifact, with these stacks of layers and this form of weights."""
+    kernels = msgspec.structs.replace(opened.program_set.kernels, weight_bits=bits)
+    programs = msgspec.structs.replace(opened.program_set, kernels=kernels, layers={"blocks": (0, 1, 2)})
+    return SimpleNamespace(manifest=opened.manifest, device=opened.device, program_set=programs)
+
+
 class Made:
     """Slots of an opened artifact, and LoRAs with random values of everything."""
 
     def __init__(self, opened: Any, folder: Path, dtype: str, bits: bool) -> None:
-        kernels = msgspec.structs.replace(opened.program_set.kernels, weight_bits=bits)
-        programs = msgspec.structs.replace(opened.program_set, kernels=kernels, layers={"blocks": (0, 1, 2)})
-        own = SimpleNamespace(manifest=opened.manifest, device=opened.device, program_set=programs)
         self.components: Mapping[str, Component] = opened.manifest.components
-        self.slots = Slots(own, built_with(dtype=dtype, lora_rank=RANK))  # type: ignore[arg-type]
+        self.slots = Slots(opened_with(opened, bits), built_with(dtype=dtype, lora_rank=RANK))
         self.kept, self._folder = KeptLoras(None), folder
 
     def lora(self, name: str, strength: float, rank: int = 2, expert: str = EXPERT) -> AppliedLora:
@@ -193,7 +204,7 @@ def test_the_choice_that_was_used_longest_ago_leaves() -> None:
         kept.put(choices[number], nbytes, object())  # type: ignore[arg-type]
 
     def there() -> list[bool]:
-        return [choice in kept._placed for choice in choices]
+        return [kept.get(choice) is not None for choice in choices]
 
     put(0, 4)
     put(1, 4)
@@ -202,3 +213,69 @@ def test_the_choice_that_was_used_longest_ago_leaves() -> None:
     assert there() == [True, False, True, False]
     put(3, 50)
     assert there() == [False, False, False, True]
+
+
+# --- slots ---
+
+
+Toys = Callable[[str], tuple[Path, Path]]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("dtype", "bits", "passed"),
+    [("bfloat16", True, np.uint16), ("bfloat16", False, jnp.bfloat16), ("float32", True, np.float32)],
+)
+def test_zeros_of_what_programs_take(make: Callable[..., Made], dtype: str, bits: bool, passed: Any) -> None:
+    """On a mesh they are where programs take them: ``tests/commands/test_mesh.py``."""
+    made = make(dtype, bits)
+    whole, outside = flat(made.slots.zeros), flat(made.slots.zeros_of(""))
+    expected = {path: one.shape for path, one in slots_of(made.components[EXPERT], RANK).items()}
+    assert {path: one.shape for path, one in whole.items()} == expected
+    assert outside.keys() == {path for path in whole if not path.startswith("blocks/")}
+    layer = {f"blocks/{path}": one for path, one in flat(made.slots.zeros_of("blocks")).items()}
+    assert {path: one.shape for path, one in layer.items()} == {
+        path: shape[1:] for path, shape in expected.items() if path.startswith("blocks/")
+    }
+    arrays = [*whole.values(), *outside.values(), *layer.values()]
+    assert all(one.dtype == passed and not np.any(one) for one in arrays)
+    assert all(isinstance(one, jax.Array) and one.committed for one in arrays)
+
+
+@pytest.mark.slow
+def test_experts_and_layers_share_them(shared: Path, open_here: Callable[..., Opened]) -> None:
+    """So do the programs of profiles that are built alike."""
+    weights = open_here(shared).weights
+
+    def of(expert: str = "transformer", **options: Any) -> list[Any]:
+        return jax.tree.leaves(weights.slots(built_with(**options)).of(expert))
+
+    def same(one: list[Any], other: list[Any]) -> bool:
+        return all(a is b for a, b in zip(one, other, strict=True))
+
+    slots = of(lora_rank=RANK)
+    assert same(slots, of("transformer_2", lora_rank=RANK)) and same(slots, of(lora_rank=RANK, max_steps=7))
+    assert not same(slots, of(lora_rank=5)) and of() == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("memory", "loop"), [("auto", "step"), ("auto", "scan"), ("stream", "stream")])
+def test_videos_have_the_bits_of_an_artifact_without_slots(
+    media_toy: Toys, slots_toy: Toys, memory: Any, loop: str
+) -> None:
+    """Of two experts with control blocks, in every form of the loop."""
+
+    def made(artifact: Path) -> wanrun.Result:
+        manifest = read_manifest(artifact)
+        (profile,) = manifest.profiles
+        with wanrun.load(artifact, profile=profile, memory=memory, embeddings="none") as pipeline:
+            media = sample_media(manifest, pipeline.profile)
+            form: Any = loop
+            return pipeline.generate(
+                "a fox", seed=3, num_steps=3, boundary=0.9, guidance_scale=3.0, media=media, loop=form
+            )
+
+    plain, slots = made(media_toy("wan2.2-vace")[1]), made(slots_toy("wan2.2-vace")[1])
+    assert slots.timings.loop == loop and slots.timings.cache_misses == 0
+    np.testing.assert_array_equal(slots.latents.view(np.uint32), plain.latents.view(np.uint32))
+    np.testing.assert_array_equal(slots.frames, plain.frames)

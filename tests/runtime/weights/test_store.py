@@ -1,4 +1,4 @@
-"""Weights: where their copies are, what is read when, and memory that is really freed."""
+"""Weights: where their copies are, what is read when or ahead, and memory that is really freed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from helpers.opened import LIMIT_SECONDS, ROW_BYTES, ROWS, Opened, Watch, eventu
 from helpers.refusals import check_refusal, refuses
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError
-from wanrun.generation.futures import unfinished
+from wanrun.generation.futures import unfinished, when_done
 from wanrun.opened.policy import LoadPolicy
 from wanrun.weights import restore as restore_module
 from wanrun.weights import store as weights_module
@@ -30,7 +30,8 @@ from wanrun.weights.readahead import ReadAhead
 from wanrun.weights.restore import Restore
 from wanrun.weights.store import WeightStore
 
-pytestmark = pytest.mark.slow
+# --- store ---
+
 
 Load = Callable[..., WeightStore]
 
@@ -62,25 +63,21 @@ def leaf(tree: Any) -> jax.Array:
 # --- the host's copy ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_prefetch_reads_and_does_not_move(shared: Path, load: Load, watch: Watch) -> None:
+    """A request after it waits for its reads."""
     store = load(shared)
     (reading,) = store.prefetch(["transformer_2"])
     reading.result(LIMIT_SECONDS)
     assert (watch.read, watch.moved) == (["transformer_2"], 0)
-    store.prefetch(["transformer_2"])
-    store.weights("transformer_2")
-    assert (watch.read, watch.moved) == (["transformer_2"], 1)
-    (there,) = store.prefetch(["transformer_2"])
-    assert there.result(LIMIT_SECONDS) is store.weights("transformer_2")
-    assert (watch.read, watch.moved) == (["transformer_2"], 1)
-
-
-def test_a_request_behind_a_prefetch_waits_for_its_reads(shared: Path, load: Load, watch: Watch) -> None:
-    store = load(shared)
-    store.prefetch(["big"])
+    store.prefetch(["transformer_2", "big"])
     (moving,) = store.request(["big"])
     assert leaf(moving.result(LIMIT_SECONDS)).nbytes == ROWS * ROW_BYTES
-    assert (watch.read, watch.moved) == (["big"], 1)
+    store.weights("transformer_2")
+    assert (watch.read, watch.moved) == (["transformer_2", "big"], 2)
+    (there,) = store.prefetch(["transformer_2"])
+    assert there.result(LIMIT_SECONDS) is store.weights("transformer_2")
+    assert (watch.read, watch.moved) == (["transformer_2", "big"], 2)
 
 
 @pytest.mark.thorough
@@ -101,14 +98,7 @@ def test_a_kept_component_comes_back_without_being_read(
     assert watch.read == ["big"] * (1 if kept else 3)
 
 
-def test_a_component_that_is_not_kept_is_read_again(shared: Path, load: Load, watch: Watch) -> None:
-    store = load(shared)
-    for _ in range(2):
-        store.weights("transformer")
-        store.release("transformer")
-    assert watch.read == ["transformer", "transformer"]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 4])
 def test_nothing_waits_for_ever(
     shared: Path, load: Load, monkeypatch: pytest.MonkeyPatch, threads: int
@@ -137,6 +127,7 @@ def test_nothing_waits_for_ever(
 # --- memory ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_on_the_cpu_release_frees_the_block(shared: Path, load: Load, watch: Watch) -> None:
     store = load(shared)
     weights = settled(store, "big")
@@ -151,6 +142,7 @@ def test_on_the_cpu_release_frees_the_block(shared: Path, load: Load, watch: Wat
     assert resident - resident_bytes() > ROWS * ROW_BYTES / 2
 
 
+@pytest.mark.slow
 def test_a_block_is_gone_before_the_next_is_made(shared: Path, load: Load, watch: Watch) -> None:
     """Also when whoever released it let go a moment later: of two experts one at a time is in memory."""
     store = load(shared)
@@ -163,6 +155,7 @@ def test_a_block_is_gone_before_the_next_is_made(shared: Path, load: Load, watch
     assert block() is None
 
 
+@pytest.mark.slow
 def test_a_device_s_own_memory_does_not_cost_the_host_s(
     shared: Path, load: Load, watch: Watch, own_memory: None
 ) -> None:
@@ -177,6 +170,7 @@ def test_a_device_s_own_memory_does_not_cost_the_host_s(
     assert arrays[1]() is not None
 
 
+@pytest.mark.slow
 def test_a_kept_block_stays_until_the_end(shared: Path, load: Load, watch: Watch, own_memory: None) -> None:
     store = load(shared, keep_on_host={"big"})
     array = weakref.ref(leaf(store.weights("big")))
@@ -188,6 +182,7 @@ def test_a_kept_block_stays_until_the_end(shared: Path, load: Load, watch: Watch
     assert block() is None
 
 
+@pytest.mark.slow
 def test_close_lets_go_of_memory_that_was_made_ahead(
     shared: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +246,7 @@ def test_release_drops_reads_and_frees_the_block(
     assert watch.read == ["big", "big"]
 
 
+@pytest.mark.slow
 def test_a_kept_component_goes_on_being_read(shared: Path, load: Load, watch: Watch, gate: Gate) -> None:
     store = load(shared, keep_on_host={"big"})
     (moving,) = store.request(["big"])
@@ -265,6 +261,7 @@ def test_a_kept_component_goes_on_being_read(shared: Path, load: Load, watch: Wa
     assert (watch.read, watch.moved) == (["big"], 1)
 
 
+@pytest.mark.slow
 def test_a_second_request_is_not_mistaken_for_the_first(
     shared: Path, load: Load, watch: Watch, gate: Gate
 ) -> None:
@@ -279,6 +276,7 @@ def test_a_second_request_is_not_mistaken_for_the_first(
     assert watch.moved == 1
 
 
+@pytest.mark.slow
 def test_close_while_reading(shared: Path, load: Load, watch: Watch, gate: Gate) -> None:
     store = load(shared)
     futures = [*store.request(["big", "vae"]), *store.prefetch(["transformer_2"])]
@@ -294,6 +292,7 @@ def test_close_while_reading(shared: Path, load: Load, watch: Watch, gate: Gate)
     assert watch.freed()
 
 
+@pytest.mark.slow
 def test_a_cancelled_restore_gives_nothing(shared: Path) -> None:
     """Not even when all has been read by then."""
     component = read_manifest(shared).components["vae"]
@@ -308,6 +307,7 @@ def test_a_cancelled_restore_gives_nothing(shared: Path) -> None:
 # --- damage ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 def test_damage_of_what_is_prefetched_is_seen_everywhere(
     artifact: Path, open_here: Callable[..., Opened], kept: bool
@@ -337,3 +337,72 @@ def test_damage_of_what_is_prefetched_is_seen_everywhere(
         flip(file, 0)
         store.release("transformer_2")
         assert store.weights("transformer_2")
+
+
+# --- ahead ---
+
+
+@pytest.fixture
+def ahead(shared: Path) -> ReadAhead:
+    made = ReadAhead(shared, LoadPolicy())
+    made.touch("big", read_manifest(shared).components["big"])
+    return made
+
+
+@pytest.mark.slow
+def test_what_was_read_is_taken(
+    shared: Path, ahead: ReadAhead, open_here: Callable[..., Opened], watch: Watch
+) -> None:
+    ahead.read("cuda")
+    (restore,) = ahead._restores.values()
+    restore.result()
+    opened = open_here(shared, ahead=ahead)
+    taken = opened.weights.weights("big")
+    (span,) = (span for span in opened.timings.labelled_spans if span.name == "restore big")
+    assert (span.start, span.end) == (restore.started_at, restore.ended_at)
+    assert (watch.read, watch.moved) == ([], 1)
+    again = open_here(shared).weights.weights("big")
+    assert watch.read == ["big"]
+    assert jax.tree.all(jax.tree.map(np.array_equal, taken, again))
+
+
+@pytest.mark.slow
+def test_what_nobody_takes_is_let_go_of(ahead: ReadAhead) -> None:
+    ahead.read("tpu")
+    (restore,) = ahead._restores.values()
+    ahead.stop()
+    assert ahead.restore("big") is ahead.memory("big") is None
+    with pytest.raises(CancelledError):
+        restore.result()
+
+
+# --- futures ---
+
+
+@pytest.mark.parametrize(
+    "end", [lambda one: one.set_result(None), Future.cancel, lambda one: one.set_exception(OSError())]
+)
+def test_all_have_to_succeed(end: Callable[[Future[Any]], Any]) -> None:
+    """What is there already counts; one that fails or is dropped is never all."""
+    calls: list[int] = []
+    there, first, second = (Future[Any]() for _ in range(3))
+    there.set_result(None)
+    when_done([there], lambda: calls.append(0))
+    when_done([there, first, second], lambda: calls.append(1))
+    end(second)
+    assert calls == [0]
+    first.set_result(None)
+    assert calls == ([0] if second.cancelled() or second.exception() else [0, 1])
+
+
+def test_those_that_are_not_done_or_the_first_failure() -> None:
+    first, second, failed, worse = (Future[Any]() for _ in range(4))
+    second.set_result(None)
+    assert unfinished([first, second]) == [first] and unfinished([]) == []
+    failed.set_exception(OSError("gone"))
+    worse.set_exception(ValueError("worse"))
+    with pytest.raises(OSError, match="gone"):
+        unfinished([first, second, failed, worse])
+    assert first.cancel()
+    with pytest.raises(CancelledError):
+        unfinished([first])
