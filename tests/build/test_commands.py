@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from helpers.manifests import with_model
+from helpers.terminal import Terminal, until
 from wanbuild import build
 from wanbuild import cli as commands
 from wanbuild.build import convert
 from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.programs.compile import shapes
+from wanbuild.progress_line import ProgressLine
 from wanbuild.recipe import read_recipe
 from wanbuild.toy.toy_checkpoint import write_toy
 from wanbuild.variants.table import variants
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
 from wanrun.rows import record_of
+from wanrun.terminal import status
 
 
 @pytest.fixture
@@ -137,3 +141,23 @@ def test_values_that_options_do_not_take(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and option in line and all(part in line for part in parts)
     assert list(tmp_path.iterdir()) == []
+
+
+# How much of a loop is done; the line itself is tested with the runtime's status.
+
+
+def test_progress_counts_from_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BLINK_SECONDS", 0.01)
+    stream = Terminal()
+    with ProgressLine(800, "convert", "tensor", stream=stream) as progress:
+
+        def work() -> None:
+            for _ in range(100):
+                progress.advance()
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until(lambda: "converting (800 of 800 tensors), 0 s" in stream.getvalue())

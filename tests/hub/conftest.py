@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,19 @@ def two_targets(
     build_elsewhere(artifact, beside=True, packages={"jax": "0.1", "jaxlib": "0.1"})
     record_verdict(artifact, Verdict(outcome="passed", reason="they agree"))
     return Path(shutil.copytree(artifact, folder / "two"))
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two pairs of keys, a.pem and a.pub, b.pem and b.pub."""
+    folder = tmp_path_factory.mktemp("keys")
+    for name in "ab":
+        for command in (
+            f"openssl ecparam -genkey -name prime256v1 -noout -out {name}.pem",
+            f"openssl ec -in {name}.pem -pubout -out {name}.pub",
+        ):
+            subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder
 
 
 @pytest.fixture

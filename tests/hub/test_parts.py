@@ -69,7 +69,7 @@ def test_addresses() -> None:
     ],
 )
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(UsageError, match="is no address"):
+    with refuses("invalid_value", what=text):
         parse_address(text)
 
 
@@ -174,19 +174,6 @@ def require_signature(artifact: Path, key: Path) -> None:
         raise result.exception
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two pairs of keys, a.pem and a.pub, b.pem and b.pub."""
-    folder = tmp_path_factory.mktemp("keys")
-    for name in "ab":
-        for command in (
-            f"openssl ecparam -genkey -name prime256v1 -noout -out {name}.pem",
-            f"openssl ec -in {name}.pem -pubout -out {name}.pub",
-        ):
-            subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
-    return folder
-
-
 @pytest.fixture
 def signed(two_targets: Path, keys: Path, tmp_path: Path) -> Path:
     """A signed artifact, whose folders are links until ``own``."""
@@ -197,11 +184,18 @@ def signed(two_targets: Path, keys: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_what_was_signed_is_accepted_wherever_it_lies(signed: Path, keys: Path, tmp_path: Path) -> None:
+    """But with another key, or a rewritten manifest whose digests fit."""
     require_signature(signed, keys / "a.pub")
     moved = signed.rename(tmp_path / "another name")
     require_signature(moved, keys / "a.pub")
     with refuses("untrusted", ArtifactError, expected=keys / "b.pub", found="Key mismatch"):
         require_signature(moved, keys / "b.pub")
+    manifest = read_manifest(moved)
+    assert is_signed(moved)
+    manifest.changed(tool={**manifest.tool, "version": "9"}).write(moved)
+    assert not is_signed(moved)
+    with refuses("untrusted", ArtifactError, expected=keys / "a.pub", found="another manifest"):
+        require_signature(moved, keys / "a.pub")
 
 
 @pytest.mark.slow
@@ -240,16 +234,6 @@ def test_one_byte_changed_anywhere_is_refused(signed: Path, keys: Path) -> None:
         require_signature(signed, keys / "a.pub")
     (signed / "gone").rename(signed / changed[0])
     require_signature(signed, keys / "a.pub")
-
-
-def test_a_rewritten_manifest_with_digests_that_fit_is_refused(signed: Path, keys: Path) -> None:
-    manifest = read_manifest(signed)
-    assert is_signed(signed)
-    manifest.changed(tool={**manifest.tool, "version": "9"}).write(signed)
-    read_manifest(signed)
-    assert not is_signed(signed)
-    with refuses("untrusted", ArtifactError, expected=keys / "a.pub", found="another manifest"):
-        require_signature(signed, keys / "a.pub")
 
 
 def test_the_server_requires_a_signature_before_it_starts(
@@ -336,5 +320,5 @@ def test_a_served_model_is_called_by_the_last_name_of_its_address(
     assert named(("other=hf://me/wan@main", str(two_targets))) == {"other": folder, "two": two_targets}
     file = f"file://{two_targets}?key=a"
     assert named((file,)) == {"two": folder}  # the same manifest
-    with pytest.raises(UsageError, match="has no name"):
+    with refuses("missing_parameter", expected="NAME="):
         named(("=hf://me/wan",))

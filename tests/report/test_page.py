@@ -1,19 +1,24 @@
-"""The page and its file: texts stay texts, nothing is fetched, and spans of time become bars."""
+"""The page, its file and its pictures: texts stay texts, nothing is fetched, spans become bars."""
 
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import html
+import io
+import os
 import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from helpers.pages import TAGS, Seen, page_of
 from helpers.refusals import refuses
-from wanreport import STYLE
+from wanreport import STYLE, pictures
 from wanreport.page import now, write_report
 from wanreport.report import (
     Bar,
@@ -33,6 +38,7 @@ from wanreport.report import (
 )
 from wanreport.waterfall import NARROWEST, drawing, joined, scale, seconds, ticks, waterfall
 from wanrun.errors import NoSpaceError
+from wanrun.media.write_video import write_video
 
 HOSTILE = "\"'></script></style></title><img onerror=alert(1) src=x><script>alert(1)</script>&amp;\u202e"
 PICTURE = Picture("data:image/webp;base64,AAAA", 4, 3)
@@ -122,9 +128,6 @@ def test_keys_to_sort_by_are_numbers() -> None:
     assert [one["class"] for one in single.all("table")] == ["plain"]  # nothing to sort
 
 
-# A report's file: replaced whole.
-
-
 def report(title: str = "A run") -> Report:
     return Report("Report of a run", title, "made", True, now())
 
@@ -157,9 +160,6 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
         with refuses("no_space", NoSpaceError, what=path, remedy="--report"):
             write_report(path, report())
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
-# Spans of time become bars within the drawing, and a scale of round numbers.
 
 
 def test_bars_are_in_the_order_of_their_beginning() -> None:
@@ -208,3 +208,101 @@ def test_a_drawing_stays_inside_and_short_work_is_seen() -> None:
         left, wide = map(float, rectangle)
         assert wide >= NARROWEST and left >= 0 and left + wide <= 100.01
         assert '<line class="mark" x1="20.00%"' in svg
+
+
+# Videos in all formats that wanrun writes: which are embedded, and the frames of their contact sheets.
+
+
+COUNT = 7
+FRAMES = np.repeat(np.arange(COUNT, dtype=np.uint8), 32 * 48 * 3).reshape(COUNT, 32, 48, 3) * 36
+"""Each frame is a grey of its own."""
+
+
+def opened(picture: Picture) -> Image.Image:
+    kind, _, data = picture.uri.partition(",")
+    assert kind == "data:image/webp;base64"
+    image = Image.open(io.BytesIO(base64.b64decode(data)))
+    assert image.size == (picture.width, picture.height)
+    return image
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".webm", ".gif", ".webp", ".png", ".npy", ".frames"])
+def test_every_format(tmp_path: Path, suffix: str) -> None:
+    video = tmp_path / f"a{suffix}"
+    write_video(FRAMES, video, 8.0, {"prompt": "a fox"})
+    frames = pictures.frames_of(video)
+    greys = [float(np.asarray(frame.convert("L")).mean()) for frame in frames]
+    assert greys == pytest.approx([36.0 * index for index in range(COUNT)], abs=4)
+    clip, note = pictures.clip(video, 1 << 20)
+    if suffix in pictures.PLAYED:
+        assert clip is not None and note == ""
+        kind, _, data = clip.uri.partition(",")
+        assert (
+            kind == f"data:{pictures.PLAYED[suffix]};base64" and base64.b64decode(data) == video.read_bytes()
+        )
+        assert clip.animated == kind.startswith("data:image/")
+    else:
+        assert clip is None and f" {suffix}" in note
+
+
+def test_a_contact_sheet_has_the_first_and_the_last_frame() -> None:
+    sheet = opened(pictures.sheet(pictures.images(FRAMES)))
+    assert sheet.width <= pictures.SHEET_WIDTH + 100
+    wide, high = sheet.width / 3, sheet.height / 2
+    centres = [((column + 0.5) * wide, (row + 0.5) * high) for row in range(2) for column in range(3)]
+    greys = [sheet.convert("L").getpixel((int(x), int(y))) for x, y in centres]
+    expected = [36 * index for index in (0, 1, 2, 4, 5, 6)]
+    assert greys == pytest.approx(expected, abs=6)
+    one = opened(pictures.sheet(pictures.images(FRAMES[:1])))
+    assert one.height == pytest.approx(one.width * 32 / 48, abs=1)
+    small = opened(pictures.still(pictures.images(FRAMES)[3], pictures.THUMBNAIL))
+    assert small.width == pictures.THUMBNAIL and small.convert("L").getpixel((5, 5)) == pytest.approx(
+        108, abs=4
+    )
+
+
+def test_large_videos_are_not_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    video = tmp_path / "a.gif"
+    write_video(FRAMES, video, 8.0, {})
+    size = video.stat().st_size
+    assert pictures.clip(video, size)[0] is not None
+    clip, note = pictures.clip(video, size - 1)
+    assert clip is None and "too large" in note
+    monkeypatch.setattr(pictures, "CLIP_BYTES", size - 1)
+    assert pictures.clip(video, 1 << 30)[0] is None
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.gif", "a.npy", "a.png"])
+@pytest.mark.parametrize("there", [False, True])
+def test_what_is_no_video_is_one_line(tmp_path: Path, name: str, there: bool) -> None:
+    if there:
+        (tmp_path / name).write_bytes(b"no video")
+    with refuses("unreadable", what=tmp_path / name) as caught:
+        pictures.frames_of(tmp_path / name)
+    assert caught.value.found
+    if there:
+        assert pictures.digest(tmp_path / name) == (8, hashlib.sha256(b"no video").hexdigest())
+        return
+    for read in (
+        lambda: pictures.clip(tmp_path / "a.mp4", 1 << 20),
+        lambda: pictures.digest(tmp_path / name),
+    ):
+        with refuses("unreadable", what=tmp_path, found=os.strerror(errno.ENOENT)):
+            read()
+
+
+def test_without_ffmpeg_it_is_one_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_video(FRAMES, tmp_path / "a.mp4", 8.0, {})
+
+    def missing() -> str:
+        raise RuntimeError("no ffmpeg")
+
+    monkeypatch.setattr(pictures.imageio_ffmpeg, "get_ffmpeg_exe", missing)
+    with refuses("unreadable", what=tmp_path / "a.mp4", found="no ffmpeg"):
+        pictures.frames_of(tmp_path / "a.mp4")
+
+
+def test_a_folder_without_frames(tmp_path: Path) -> None:
+    (tmp_path / "a.frames").mkdir()
+    with refuses("unreadable", found="no frame"):
+        pictures.frames_of(tmp_path / "a.frames")

@@ -1,4 +1,4 @@
-"""Entries of the compilation cache: how they are compiled, and the instructions in them."""
+"""Entries of the cache: their instructions, how they are compiled, and the flags of JAX meanwhile."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ import os
 import pickle
 import signal
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import zstandard
 from jax import export
 from jax._src import compilation_cache
 
 from helpers.chips import needs_cuda
+from helpers.damage import linked
 from helpers.manifests import plain_manifest
 from helpers.refusals import refuses
+from wanbuild.build import compile_artifact
+from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.models.attention_forms import attention_form
 from wanbuild.programs import limited
 from wanbuild.programs.entry_compiler import EntryCompiler
 from wanbuild.programs.export import CUSTOM_CALLS
 from wanbuild.programs.instructions import _RECORD as RECORD
 from wanbuild.programs.instructions import beyond, features_used, record_cpu_level
-from wanbuild.programs.jax_flags import pinned
+from wanbuild.programs.jax_flags import FLAGS, cache_in, jax_options, pinned
 from wanbuild.programs.limited import FLAG, LimitedProcesses
 from wanbuild.targets.cpu_levels import CPU_LEVELS
 from wanbuild.targets.target import resolve_target
@@ -35,6 +39,7 @@ from wanrun.errors import ArtifactError, WanError
 from wanrun.timing.spans import Spans
 
 RETURN = b"\xc3"
+
 CODE = {
     "AVX": bytes.fromhex("c5fc58c1"),  # vaddps ymm0, ymm0, ymm1
     "AVX2": bytes.fromhex("c5fdfec1"),  # vpaddd ymm0, ymm0, ymm1
@@ -153,9 +158,6 @@ def test_a_process_compiles_within_its_limit(tmp_path: Path) -> None:
     assert os.environ.get("XLA_FLAGS") == before and FLAG not in (before or "")
 
 
-# Programs of a target become entries of the cache, or are left to the chip that can compile them.
-
-
 def exported(function: Callable[..., Any], tokens: int = 64, width: int = 64) -> bytes:
     """A program of one bfloat16 array of two heads, for GPUs."""
     allowed = [export.DisabledSafetyCheck.custom_call(name) for name in CUSTOM_CALLS["cuda"]]
@@ -210,3 +212,85 @@ def test_attention_of_mosaic_is_in_the_entry(name: str, architecture: bytes, tmp
     entry = (tmp_path / "executables" / compiled.executable.file).read_bytes()
     code = zstandard.ZstdDecompressor().decompress(entry, max_output_size=2**24)
     assert b"mosaic_gpu" in code and architecture in code
+
+
+# A build pins JAX's flags and gives them back, whatever the user has set.
+
+
+OTHERS: Mapping[str, Any] = {
+    "jax_persistent_cache_min_compile_time_secs": 7.0,
+    "jax_persistent_cache_enable_xla_caches": "all",
+    "jax_default_matmul_precision": "highest",
+    "jax_default_prng_impl": "rbg",
+    "jax_transfer_guard": "log",
+    "jax_optimization_level": "O1",
+    "jax_memory_fitting_effort": 0.25,
+}
+"""What a user may have set."""
+
+
+def flags() -> dict[str, Any]:
+    return dict(jax.config.values)
+
+
+def ours() -> bool:
+    """Whether every flag is as executables are built with."""
+    return all(value == FLAGS[name] for name, value in flags().items() if name in FLAGS)
+
+
+@pytest.fixture
+def users() -> Iterator[dict[str, Any]]:
+    """JAX's flags as a user has set them; all are set back at the end."""
+    with jax_options(**OTHERS):
+        yield flags()
+
+
+def test_every_flag_is_put_back(users: dict[str, Any]) -> None:
+    assert not ours()
+    with pinned("cpu"):
+        assert ours() and flags() != users
+        with pinned("cpu"):
+            assert ours()
+        assert ours()
+    assert flags() == users
+    with pytest.raises(RuntimeError), pinned("cpu"):
+        raise RuntimeError
+    assert flags() == users
+
+
+def test_a_flag_that_changes_others(users: dict[str, Any]) -> None:
+    """That of transfers is three, which a user may have set one by one."""
+    with jax_options(jax_transfer_guard_host_to_device="disallow_explicit"):
+        before = flags()
+        assert before["jax_transfer_guard"] == before["jax_transfer_guard_device_to_host"] == "log"
+        with pinned("cpu"):
+            assert flags()["jax_transfer_guard_host_to_device"] == "allow"
+        assert flags() == before
+    assert flags() == users
+
+
+def test_a_flag_that_cannot_be_set(users: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="O9"), jax_options(jax_debug_nans=True, jax_optimization_level="O9"):
+        pass
+    assert flags() == users
+
+
+def test_what_is_compiled_is_kept_in_the_folder(tmp_path: Path, users: dict[str, Any]) -> None:
+    with pinned("cpu"), cache_in(tmp_path):
+        jax.jit(lambda x: 3 * x)(np.float32(2)).block_until_ready()
+    (entry,) = tmp_path.glob("*-cache")
+    with pinned("cpu"):
+        jax.jit(lambda x: 4 * x)(np.float32(2)).block_until_ready()
+    assert list(tmp_path.glob("*-cache")) == [entry]
+
+
+@pytest.mark.thorough
+def test_compiling_puts_them_back(toy_artifact: Path, tmp_path: Path, users: dict[str, Any]) -> None:
+    artifact = linked(toy_artifact, tmp_path / "artifact")
+    request = CompileRequest(
+        artifact, ["cpu"], [(96, 64)], [9], (True,), options=BuildOptions(dtype="float32")
+    )
+    seen: list[bool] = []
+    compile_artifact(request, lambda line: seen.append(ours() and "up to date" in line))
+    assert len(seen) == 9 and all(seen)
+    assert flags() == users

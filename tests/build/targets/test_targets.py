@@ -334,6 +334,7 @@ def test_every_level_of_the_runtime_can_be_built() -> None:
     for level in CPU_LEVELS.values():
         assert level.limits[-1] == "AVX2" and {"AVX2", "FMA", "SSE2"} <= level.instructions
         assert ("AVX512F" in level.instructions) == ("avx512f" in level.features)
+        assert multiplies_bfloat16(CPU_LEVEL_FEATURES[level.name]) == level.name.endswith("bf16")
 
 
 @pytest.mark.parametrize("name", CPU_LEVEL_FEATURES)
@@ -357,8 +358,3 @@ def test_a_level_that_this_cpu_is_below(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with refuses("unsupported", what="cpu-v3", expected="x86-64", found="aarch64"):
         resolve_target("cpu-v3")
-
-
-def test_levels_that_multiply_bfloat16() -> None:
-    for name, features in CPU_LEVEL_FEATURES.items():
-        assert multiplies_bfloat16(features) == name.endswith("bf16")

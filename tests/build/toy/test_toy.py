@@ -25,10 +25,8 @@ from wanbuild.toy.toy_tokenizer import vocabulary
 from wanbuild.toy.toy_weights import Stored, random_tensor
 from wanbuild.variants.table import variants
 from wanrun.artifact.model import Chunking
-from wanrun.errors import UsageError
+from wanrun.codes import ErrorCode
 from wanrun.media.windows import check_chunks
-
-Shapes = dict[str, tuple[int, ...]]
 
 
 @pytest.fixture(scope="module")
@@ -162,41 +160,45 @@ def test_experts_are_changed_together_or_one_alone(tmp_path: Path) -> None:
         assert {key for key in second.tensors if ".3." in key} == set(second.tensors) - set(first.tensors)
 
 
+def fits(what: str, expected: int, found: int) -> tuple[ErrorCode, dict[str, object]]:
+    """The refusal of a field that does not fit the other configs."""
+    return "mismatch", {"what": f"{what} ", "expected": expected, "found": found}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("variant", "arguments", "refusal"),
     [
-        (
-            {"variant": "wan2.3-i2v"},
-            "unknown variant; expected wan2.1-t2v or .*helios-distilled-wan2.1; found wan2.3-i2v",
-        ),
-        ({"scheduler": "ddim"}, r"unknown scheduler; expected unipc or dpm\+\+ or euler"),
-        ({"dtype": "float64"}, "unknown dtype"),
-        ({"seed": -1}, "out of range"),
-        ({"shards": 0}, "out of range"),
-        ({"transformer": {"num_layer": 4}}, "transformer config has no field num_layer"),
-        ({"transformer": {"text_dim": 33}}, "text_dim does not fit the other configs; expected 32; found 33"),
-        ({"vae": {"z_dim": 4}}, "in_channels does not fit"),
-        ({"text_encoder": {"vocab_size": 100}}, "vocab_size is too small"),
-        ({"transformer_2": {"num_layers": 4}}, "wan2.1-t2v has no transformer_2"),
-        ({"variant": "wan2.2-t2v", "transformer_2": {"layers": 4}}, "transformer_2 config has no field"),
-        ({"variant": "wan2.2-t2v", "transformer_2": {"in_channels": 4}}, "transformer_2 in_channels"),
-        ({"image_encoder": {"hidden_size": 8}}, "wan2.1-t2v has no image_encoder"),
-        ({"variant": "wan2.1-i2v", "image_encoder": {"size": 8}}, "image_encoder config has no field size"),
-        ({"variant": "wan2.1-i2v", "image_encoder": {"hidden_size": 8}}, "image_dim does not fit"),
-        ({"variant": "wan2.1-flf2v", "image_encoder": {"image_size": 56}}, "expected 34; found 20"),
-        ({"variant": "wan2.1-i2v", "transformer": {"attention_head_dim": 24}}, "added_kv_proj_dim .* 48"),
-        ({"variant": "wan2.1-i2v", "transformer": {"in_channels": 16}}, "in_channels .*expected 36"),
-        ({"variant": "wan2.1-vace", "transformer": {"vace_in_channels": 32}}, "expected 96; found 32"),
-        ({"variant": "wan2.2-animate", "transformer": {"latent_channels": 4}}, "latent_channels does not"),
+        ("wan2.3-i2v", {}, ("unknown_name", {"what": "variant", "expected": "wan2.1-t2v or "})),
+        ("wan2.1-t2v", {"scheduler": "ddim"}, ("unknown_name", {"expected": "unipc or dpm++ or euler"})),
+        ("wan2.1-t2v", {"dtype": "float64"}, ("unknown_name", {"what": "dtype", "found": "float64"})),
+        ("wan2.1-t2v", {"seed": -1}, ("out_of_range", {"what": "seed"})),
+        ("wan2.1-t2v", {"shards": 0}, ("out_of_range", {"what": "shards"})),
+        ("wan2.1-t2v", {"transformer": {"num_layer": 4}}, ("unknown_parameter", {"what": " num_layer"})),
+        ("wan2.2-t2v", {"transformer_2": {"layers": 4}}, ("unknown_parameter", {"what": "transformer_2 "})),
+        ("wan2.1-i2v", {"image_encoder": {"size": 8}}, ("unknown_parameter", {"what": "image_encoder "})),
+        ("wan2.1-t2v", {"transformer_2": {"num_layers": 4}}, ("unknown_name", {"what": " transformer_2"})),
+        ("wan2.1-t2v", {"image_encoder": {"hidden_size": 8}}, ("unknown_name", {"what": " image_encoder"})),
+        ("wan2.1-t2v", {"text_encoder": {"vocab_size": 100}}, ("out_of_range", {"found": 100})),
+        ("wan2.1-t2v", {"transformer": {"text_dim": 33}}, fits("text_dim", 32, 33)),
+        ("wan2.1-t2v", {"vae": {"z_dim": 4}}, fits("in_channels", 4, 16)),
+        ("wan2.2-t2v", {"transformer_2": {"in_channels": 4}}, fits("transformer_2 in_channels", 16, 4)),
+        ("wan2.1-i2v", {"image_encoder": {"hidden_size": 8}}, fits("image_dim", 8, 28)),
+        ("wan2.1-flf2v", {"image_encoder": {"image_size": 56}}, fits("pos_embed_seq_len", 34, 20)),
+        ("wan2.1-i2v", {"transformer": {"attention_head_dim": 24}}, fits("added_kv_proj_dim", 48, 40)),
+        ("wan2.1-i2v", {"transformer": {"in_channels": 16}}, fits("in_channels", 36, 16)),
+        ("wan2.1-vace", {"transformer": {"vace_in_channels": 32}}, fits("vace_in_channels", 96, 32)),
+        ("wan2.2-animate", {"transformer": {"latent_channels": 4}}, fits("latent_channels", 16, 4)),
     ],
 )
-def test_wrong_arguments_leave_nothing(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
-    arguments = dict(arguments)
-    components = {"transformer", "transformer_2", "vae", "text_encoder", "image_encoder"} & arguments.keys()
-    configs = {name: arguments.pop(name) for name in components}
-    stored = Stored(**{name: arguments.pop(name) for name in {"dtype", "shards"} & arguments.keys()})
-    with pytest.raises(UsageError, match=message):
-        write_toy(tmp_path / "x", configs=configs, stored=stored, **arguments)
+def test_wrong_arguments_leave_nothing(
+    tmp_path: Path, variant: str, arguments: dict[str, Any], refusal: tuple[ErrorCode, dict[str, object]]
+) -> None:
+    configs = {name: value for name, value in arguments.items() if isinstance(value, dict)}
+    stored = Stored(**{name: arguments[name] for name in {"dtype", "shards"} & arguments.keys()})
+    others = {name: arguments[name] for name in {"scheduler", "seed"} & arguments.keys()}
+    code, parts = refusal
+    with refuses(code, **parts):
+        write_toy(tmp_path / "x", variant, configs=configs, stored=stored, **others)
     assert list(tmp_path.iterdir()) == []
 
 
