@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from hostile.things import THINGS
+
 
 def files_below(folder: Path) -> list[Path]:
     """Every regular file, in a fixed order."""
@@ -46,28 +48,14 @@ def _remove(rng: random.Random, path: Path) -> None:
     path.unlink()
 
 
-def _fifo(rng: random.Random, path: Path) -> None:
+def _thing(rng: random.Random, path: Path) -> None:
+    """Something that is no file, in its place."""
     path.unlink()
-    os.mkfifo(path)
-
-
-def _device(rng: random.Random, path: Path) -> None:
-    path.unlink()
-    path.symlink_to(rng.choice(("/dev/zero", "/dev/full", "/dev/null", "/dev/urandom")))
-
-
-def _folder(rng: random.Random, path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+    rng.choice(list(THINGS.values()))(path)
 
 
 def _endless(rng: random.Random, path: Path) -> None:
     os.truncate(path, 2 ** rng.choice((31, 36, 40)))
-
-
-def _loop(rng: random.Random, path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path.name)
 
 
 def _unreadable(rng: random.Random, path: Path) -> None:
@@ -81,11 +69,8 @@ KINDS: tuple[tuple[Callable[[random.Random, Path], None], int], ...] = (
     (_truncate, 4),
     (_zero, 3),
     (_remove, 2),
-    (_fifo, 1),
-    (_device, 1),
-    (_folder, 1),
+    (_thing, 4),
     (_endless, 1),
-    (_loop, 1),
     (_unreadable, 1),
 )
 """Damage to one file, with its weight."""

@@ -8,13 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hostile.things import NAMES, VALUES
 from wanrun.artifact.manifest import MANIFEST, digests_of
 
-_VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 2**31, 2**63, -(2**63), 10**30, 0.0, -0.0, 0.5, -1.5, 1e-300, 1e300),
-    *("", "a", "0", "../x", "/etc/passwd", "a\nb", "\u202e", "\x00", "é" * 300, "NaN", "bfloat16", "float64"),
-    *([], {}, [[]], [0, 0, 0, 0, 0], {"a": 1}),
-)
+_VALUES: tuple[Any, ...] = (*VALUES, *NAMES, True, False, -0.0, 1e-300, "0", [0, 0, 0, 0, 0])
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

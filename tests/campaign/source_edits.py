@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-import struct
 from pathlib import Path
 from typing import Any
 
 from campaign.damage import files_below
+from hostile.tensor_files import join, split, tensor_names
+from hostile.things import NAMES, VALUES
 
-_VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 3, 2**31, 2**40, 10**30, -0.0, 0.5, 1e-300, 1e300),
-    *("", "a", "../x", "a\nb", "\u202e", "é" * 300, "NaN", [], [0], [[]], {}, {"a": 1}),
-)
+_VALUES: tuple[Any, ...] = (*VALUES, *NAMES, True, False, 3, -0.0, 1e-300, [0])
 _DTYPES = ("F32", "F16", "BF16", "F64", "I8", "I64", "F8_E4M3", "BOOL", "U4", "", 7, None)
 
 
@@ -55,10 +53,8 @@ def _edit_json(rng: random.Random, path: Path) -> str:
 
 def _edit_tensors(rng: random.Random, path: Path) -> str:
     """Changes an entry of a safetensors header, whose bytes stay; the header's length fits again."""
-    content = path.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    header, rest = json.loads(content[8 : 8 + length]), content[8 + length :]
-    name = rng.choice(sorted(set(header) - {"__metadata__"}))
+    header, rest = split(path.read_bytes())
+    name = rng.choice(tensor_names(header))
     entry = header[name]
     what = rng.choice(("dtype", "shape", "offset", "name", "drop", "extra", "field", "metadata", "exchange"))
     if what == "dtype":
@@ -80,8 +76,7 @@ def _edit_tensors(rng: random.Random, path: Path) -> str:
     elif what == "metadata":
         header["__metadata__"] = rng.choice(_VALUES)
     else:
-        other = rng.choice(sorted(set(header) - {"__metadata__"}))
+        other = rng.choice(tensor_names(header))
         header[name], header[other] = header[other], header[name]
-    data = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(data)) + data + rest)
+    path.write_bytes(join(header, rest))
     return f"{path.parent.name}/{path.name} {what} of {name}"

@@ -19,4 +19,6 @@ def good_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     write_toy(folder / "sharded", stored=Stored(shards=3), seed=3)
     write_toy(folder / "experts", "wan2.2-t2v", seed=4)
     write_toy(folder / "ti2v", "wan2.2-ti2v", seed=5)
+    for variant in ("wan2.1-i2v", "wan2.1-flf2v", "wan2.1-vace", "wan2.2-i2v", "wan2.2-animate"):
+        write_toy(folder / variant, variant)
     return {path.name: path for path in folder.iterdir()}

@@ -221,6 +221,7 @@ _EDITS: dict[str, Callable[[Entry], object]] = {
     "offsets longer by an item": lambda entry: _shift(entry, 0, 4),
     "offsets shorter by an item": lambda entry: _shift(entry, 4, 0),
     "offsets far behind the end": lambda entry: _shift(entry, 2**40, 2**40),
+    "33 axes": lambda entry: entry["shape"].extend([1] * (33 - len(entry["shape"]))),
     "no dtype": lambda entry: entry.pop("dtype"),
     "no shape": lambda entry: entry.pop("shape"),
     "no offsets": lambda entry: entry.pop("data_offsets"),

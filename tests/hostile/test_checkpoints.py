@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hostile.checkpoints import (
+from hostile.changes import (
     INDEX,
     JSON_FILES,
-    ROWS,
     SHARD,
     WEIGHTS,
     Change,
@@ -20,6 +19,7 @@ from hostile.checkpoints import (
     index,
     tensors,
 )
+from hostile.checkpoints import ROWS
 from hostile.refusal import refusal
 from wanbuild.cli import wanbuild
 from wancli.console import run

@@ -54,6 +54,9 @@ VALUES: tuple[Any, ...] = (
 )
 """Values of another type or range than a field's."""
 
+NAMES: tuple[str, ...] = ("../x", "/etc/passwd", "a\nb", "\u202e", "\x00", "é" * 300, "NaN", "bfloat16", "a")
+"""Texts that are no name, or another field's."""
+
 TEXTS: Mapping[str, bytes] = MappingProxyType(
     {
         "no object": b"[]",

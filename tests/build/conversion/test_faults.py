@@ -28,7 +28,7 @@ from helpers import FAULT_RUNS, UNPRIVILEGED
 from helpers.damage import one_error
 from helpers.refusals import json_error
 from helpers.small_disk import small_disk
-from hostile.checkpoints import WEIGHTS
+from hostile.changes import WEIGHTS
 from hostile.tensor_files import header_end
 from wanbuild.check.verify import check_files
 from wanbuild.cli import wanbuild

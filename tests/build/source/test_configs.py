@@ -17,7 +17,9 @@ from wanbuild.cli import wanbuild
 from wanbuild.recipe import fingerprint, read_recipe
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.configs import parse_configs, scheduler_left
+from wanbuild.source.shapes import component_shapes
 from wanbuild.source.single_files import open_files
+from wanbuild.toy.toy_configs import TOY_TRANSFORMER
 from wancli.console import run
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
 from wanrun.errors import SourceError, UsageError, WanError
@@ -200,3 +202,10 @@ def test_what_is_no_config_of_a_part(
     with pytest.raises(WanError, match=WRONG[text]) as caught:
         open_files(text_files, parse_configs([text]))
     assert isinstance(caught.value, (SourceError, UsageError)) and "\n" not in str(caught.value)
+
+
+def test_what_a_config_leaves_out_is_the_default() -> None:
+    """As configs of published files do, which an artifact keeps as they are."""
+    less = {name: value for name, value in TOY_TRANSFORMER.items() if name != "patch_size"}
+    assert len(less) < len(TOY_TRANSFORMER)
+    assert component_shapes("transformer", less) == component_shapes("transformer", TOY_TRANSFORMER)

@@ -12,15 +12,19 @@ import numpy as np
 import pytest
 
 from helpers.damage import one_error
+from helpers.former_names import as_first_uploaded, edited
 from helpers.original_checkpoint import original_config, original_keys
 from helpers.refusals import refuses
 from helpers.single_files import original_transformer, write_with_published_heads
 from helpers.tensor_files import State, load_file, save_file
 from wanbuild.build import convert
 from wanbuild.cli import wanbuild
+from wanbuild.components import kind_of
 from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.source.checkpoint import open_source
+from wanbuild.source.match import variant_of
+from wanbuild.source.scheduler import read_scheduler
 from wanbuild.toy.toy_checkpoint import write_toy
 from wanbuild.toy.toy_weights import Stored
 from wancli.console import run
@@ -319,3 +323,30 @@ def test_one_file_beside_two_experts_is_not_taken(
     (checkpoint / "transformer" / WEIGHTS).rename(checkpoint / "wan.safetensors")
     with refuses("missing_file", SourceError, what=checkpoint / "transformer"):
         open_source(checkpoint)
+
+
+# --- the classes of a first upload --------------------------------------------------------------------------
+
+FIRST_UPLOADED = ("anyflow-wan2.1", "anyflow-far-wan2.1")
+
+
+@pytest.mark.parametrize("variant", FIRST_UPLOADED)
+def test_nvlabs_names_mean_diffusers(variant: str, tmp_path: Path) -> None:
+    write_toy(tmp_path / "toy", variant, flow_shift=5.0)
+    folder = as_first_uploaded(tmp_path / "toy", tmp_path / "first")
+    with open_source(tmp_path / "toy") as toy, open_source(folder) as source:
+        assert variant_of(source).name == variant
+        assert source.pipeline_class == toy.pipeline_class
+        assert read_scheduler(source.scheduler_config) == read_scheduler(toy.scheduler_config)
+        found, expected = (one.component("transformer") for one in (source, toy))
+        assert found.class_name == expected.class_name
+        kind = kind_of("transformer", found.class_name)
+        assert kind.parse(found.config, "x") == kind.parse(expected.config, "x")
+    # A class of NVlabs is both of diffusers', and its config says which.
+    edited(folder / "transformer/config.json", init_far_model=variant == FIRST_UPLOADED[0])
+    with open_source(folder) as source, pytest.raises(SourceError):
+        transformer = source.component("transformer")
+        kind_of("transformer", transformer.class_name).parse(transformer.config, "x")
+    edited(folder / "transformer/config.json", init_flowmap_model=False)
+    with open_source(folder) as source:
+        assert source.component("transformer").config["_class_name"] == "FAR_Wan_Transformer3DModel"

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from helpers.refusals import check_refusal, refuses
 from wanbuild.source.checkpoint import open_source
 from wanbuild.source.recognise import no_checkpoint, recognised
+from wanrun.codes import ErrorCode
 from wanrun.errors import SourceError
 
 NAMES: Mapping[str, Sequence[str]] = {
@@ -77,22 +78,22 @@ def test_quantized_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "code"),
     [
-        ("wan.gguf", b"", "is cut off"),
-        ("wan.gguf", b"GGUF\x03\x00\x00\x00", "is not a valid GGUF file: its header is cut off, or too long"),
-        ("wan.bin", b"GGUF\x03\x00\x00\x00", "is a pickled checkpoint, which is never loaded"),
-        ("wan.pth", b"PK\x03\x04....", "is a pickled checkpoint, which is never loaded"),
-        ("wan", b"\x80\x02}q", "is a pickled checkpoint, which is never loaded"),
-        ("wan.ckpt", b"x", "is a pickled checkpoint, which is never loaded"),
-        ("wan.json", b"{}", "is not a folder"),
-        ("wan.safetensors", b"abc", "is cut off"),
-        ("wan.safetensors", b"\x80\x00\x00\x00\x00\x00\x00\x00{", "is cut off"),  # begins as a pickle does
+        ("wan.gguf", b"", "damaged"),
+        ("wan.gguf", b"GGUF\x03\x00\x00\x00", "unreadable"),
+        ("wan.bin", b"GGUF\x03\x00\x00\x00", "untrusted"),
+        ("wan.pth", b"PK\x03\x04....", "untrusted"),
+        ("wan", b"\x80\x02}q", "untrusted"),
+        ("wan.ckpt", b"x", "untrusted"),
+        ("wan.json", b"{}", "wrong_kind"),
+        ("wan.safetensors", b"abc", "damaged"),
+        ("wan.safetensors", b"\x80\x00\x00\x00\x00\x00\x00\x00{", "damaged"),  # begins as a pickle does
     ],
 )
-def test_other_files(name: str, content: bytes, said: str, tmp_path: Path) -> None:
+def test_other_files(name: str, content: bytes, code: ErrorCode, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    assert str(no_checkpoint(tmp_path / name)).startswith(f"{tmp_path}/{name} {said}; ")
+    check_refusal(no_checkpoint(tmp_path / name), code, what=tmp_path / name)
 
 
 def test_a_folder_in_wan_s_own_layout(tmp_path: Path) -> None:

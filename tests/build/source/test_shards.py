@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.refusals import refuses
 from wanbuild.build import convert
 from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.recipe import fingerprint, read_recipe
@@ -64,7 +65,7 @@ def test_wan_s_own_repositories(sharded: Path, tmp_path: Path) -> None:
 
 def test_one_shard_is_no_part(sharded: Path, tmp_path: Path) -> None:
     shard = sharded / "transformer" / "diffusion_pytorch_model-00001-of-00003.safetensors"
-    with pytest.raises(SourceError, match=f"several shards; .*give {shard.parent}"):
+    with refuses("wrong_kind", SourceError, what=shard, remedy=shard.parent):
         convert(ConvertRequest(sharded, tmp_path / "a", files={"transformer": shard}))
     assert f"--transformer {shard.parent} " in str(no_checkpoint(shard))
 

@@ -1,23 +1,21 @@
-"""Damaged weights: noticed before a step is run, named, exit code 3; and latents that are not finite."""
+"""Every reader of artifacts meets every broken one; nothing is loaded from it, and it stays as it was."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from crc32c import crc32c
 
-from helpers.damage import (
-    PROFILE,
-    Declines,
-    flip,
-    one_error,
-    own,
-)
+from helpers.damage import PROFILE, Declines, flip, one_error, own
 from helpers.refusals import check_json
+from hostile.artifacts import FILES, MANIFESTS, Row, chunk
+from hostile.refusal import check_named, refusal
 from wanbuild.cli import wanbuild
 from wanbuild.conversion import orbax
 from wancli.console import run
@@ -26,37 +24,62 @@ from wanrun.artifact.layout import CRC_BYTES, array_folder
 from wanrun.artifact.manifest import Manifest, Recorded, read_manifest
 from wanrun.files import sha256_of
 
+READERS = {
+    "list": (wanrun, "--list", "--artifact"),
+    "run": (wanrun, "--prompt", "a fox", "--output", "o.npy", "--artifact"),
+    "inspect": (wanbuild, "inspect", "--artifact"),
+    "verify": (wanbuild, "verify", "--artifact"),
+    "compile": (wanbuild, "compile", "--size", "96x64", "--frames", "9", "--target", "cpu", "--artifact"),
+    "embed": (wanbuild, "embed", "--prompt", "a fox", "--artifact"),
+    "sbom": (wanbuild, "sbom"),
+    "oci": (wanbuild, "oci", "--output", "layout"),
+}
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("component", "parameter"),
-    [
-        ("text_encoder", "shared"),
-        ("text_encoder", "final_norm/weight"),
-        ("transformer", "blocks/ffn/up/weight"),
-        ("transformer", "proj_out/bias"),
-        ("vae", "decoder/mid_block/resnets/0/conv1/weight"),
-        ("vae", "decoder/conv_out/bias"),
-    ],
-)
-def test_a_flipped_bit_in_the_weights(
-    declines: Declines, artifact: Path, component: str, parameter: str
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("number", "row"), list(enumerate(MANIFESTS)), ids=[row.name for row in MANIFESTS])
+def test_a_broken_manifest_is_refused(
+    number: int,
+    row: Row,
+    artifact: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own(artifact, "weights")
-    manifest = read_manifest(artifact)
-    place = manifest.components[component].parameters[parameter].layout
-    path = artifact / "weights" / component / array_folder(parameter) / place.chunk_file(0)
-    flip(path, place.nbytes // 2)
-    name = f"{component}/{parameter}"
-    told = declines(artifact, "damaged", message=(name, path, "crc32c"), remedy="copy")
-    assert told["expected"] != told["found"]
+    """By two of the readers, so that each meets every kind of row."""
+    monkeypatch.chdir(tmp_path)
+    row.change(artifact)
+    for name in list(READERS)[number % 4 :: 4]:
+        command, *arguments = READERS[name]
+        error = refusal(capsys, tmp_path, command, [*arguments, artifact], 3)
+        check_named(error, row.code, (tmp_path, *row.values))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("row", FILES, ids=lambda row: row.name)
+def test_a_damaged_file_is_refused(
+    row: Row,
+    artifact: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row.change(artifact)
+    for name in ("run", "verify"):
+        command, *arguments = READERS[name]
+        error = refusal(capsys, tmp_path, command, [*arguments, artifact], 3)
+        check_named(error, row.code, row.values)
+
+
+# --- what is damaged and is no row -----------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_as_a_user_runs_it(cli: Any, artifact: Path, tmp_path: Path) -> None:
     """The same through the installed command, for the component that is restored last."""
     own(artifact, "weights")
-    flip(artifact / "weights/vae/decoder.conv_in.weight/c/0/0/0/0/0", 77)
+    flip(chunk(artifact, "vae", "decoder/conv_in/weight"), 77)
     output = tmp_path / "video.mp4"
     line = cli.fails(3, "wanrun", "--artifact", artifact, "--prompt", "a fox", "--output", output)
     assert "vae/decoder/conv_in/weight" in line
@@ -156,10 +179,6 @@ def test_latents_that_are_not_finite(
 
 def write_parameter(artifact: Path, component: str, path: str, value: float) -> None:
     """Overwrites a parameter of one row with a value, and its checksums in the manifest."""
-    import hashlib
-
-    from crc32c import crc32c
-
     manifest: Manifest = read_manifest(artifact)
     entry = manifest.components[component]
     parameter = entry.parameters[path]

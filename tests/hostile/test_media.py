@@ -14,6 +14,7 @@ from helpers.damage import Refused
 from helpers.fake_pipeline import Fake, Run, run_here, write_lines
 from helpers.media_files import frames, image, make_task
 from helpers.refusals import check_json, json_error
+from hostile.refusal import check_named, everything
 from wanrun.media import prepare
 
 pytestmark = pytest.mark.usefixtures("no_weights_are_read")
@@ -23,23 +24,25 @@ Check = Callable[..., None]
 
 @pytest.fixture
 def check(refused: Refused, artifact: Path, tmp_path: Path) -> Check:
-    """Runs wanrun with each of the options, which have to be refused with these words, all else untouched."""
+    """Runs wanrun with the options of each row, which have to be refused by its code, all else untouched.
 
-    def call(task: str, *cases: tuple[list[object], list[str]], code: int = 2, **shape: Any) -> None:
+    The first of the values begins the sentence if it is an option: nothing else is wrong.
+    """
+
+    def call(
+        task: str, *rows: tuple[list[object], str, *tuple[object, ...]], code: int = 2, **shape: Any
+    ) -> None:
         make_task(artifact, task, **shape)
-        before = contents(tmp_path)
-        for options, words in cases:
-            line = refused(artifact, *options, code=code)
-            assert all(word in line for word in words), (options, line)
-        assert contents(tmp_path) == before
+        (tmp_path / "output").mkdir(exist_ok=True)
+        before = everything(tmp_path)
+        for given, told, *values in rows:
+            error = json_error(refused(artifact, *given, "--json-errors", code=code))
+            check_named(error, told, values)
+            if told != "invalid_value" and str(values[0]).startswith("--"):
+                assert error["message"].startswith(f"{values[0]} "), error
+        assert everything(tmp_path) == before
 
     return call
-
-
-def contents(folder: Path) -> dict[Path, bytes | None]:
-    """What is in a folder, but for the one of outputs, which has to be empty."""
-    found = (path for path in folder.rglob("*") if path != folder / "output")
-    return {path: path.read_bytes() if path.is_file() else None for path in found}
 
 
 # What a task takes, from the manifest: nothing is read to know it.
@@ -49,79 +52,81 @@ def test_a_task_without_media(check: Check, tmp_path: Path) -> None:
     missing = tmp_path / "missing.png"  # would be another error, if it were looked for
     check(
         "t2v",
-        (["--image", missing], ["--image cannot be used with wan2.1-t2v", "a prompt alone"]),
-        (["--video", missing], ["--video cannot be used with wan2.1-t2v"]),
-        (["--reference-image", missing], ["--reference-image cannot be used with wan2.1-t2v"]),
-        (["--mode", "replace"], ["--mode cannot be used with wan2.1-t2v"]),
-        (["--conditioning-scale", 1], ["--conditioning-scale has no effect: this is no VACE model"]),
-        (["--segment-overlap", 1], ["--segment-overlap has no effect: this is no Animate model"]),
+        *(
+            ([option, value], "unsupported", option, "wan2.1-t2v")
+            for option, value in (
+                *(("--image", missing), ("--video", missing), ("--reference-image", missing)),
+                ("--mode", "replace"),
+            )
+        ),
+        (["--conditioning-scale", 1], "no_effect", "--conditioning-scale", "VACE"),
+        (["--segment-overlap", 1], "no_effect", "--segment-overlap", "Animate"),
     )
 
 
 @pytest.mark.slow
 def test_media_that_are_missing_or_not_taken(check: Check, tmp_path: Path) -> None:
     missing = tmp_path / "missing.png"
-    both = ["--image", missing, "--last-image", missing]
+    one: list[object] = ["--image", missing]
+    both = [*one, "--last-image", missing]
     check(
         "i2v",
-        ([], ["--image is missing: wan2.2-i2v needs it"]),
-        (["--last-image", missing], ["--image is missing: wan2.2-i2v needs it"]),
-        (["--image", missing, "--video", missing], ["--video cannot be used with wan2.2-i2v"]),
-        (["--image", missing, "--reference-image", missing], ["--reference-image cannot be used"]),
-        (["--image", missing, "--mode", "animate"], ["--mode cannot be used with wan2.2-i2v"]),
-        (["--image", missing, "--conditioning-scale", 0.5], ["--conditioning-scale has no effect"]),
-        (["--image", missing, "--segment-overlap", 5], ["--segment-overlap has no effect"]),
+        ([], "missing_parameter", "--image", "wan2.2-i2v"),
+        (["--last-image", missing], "missing_parameter", "--image", "wan2.2-i2v"),
+        ([*one, "--video", missing], "unsupported", "--video", "wan2.2-i2v"),
+        ([*one, "--reference-image", missing], "unsupported", "--reference-image"),
+        ([*one, "--mode", "animate"], "unsupported", "--mode", "wan2.2-i2v"),
+        ([*one, "--conditioning-scale", 0.5], "no_effect", "--conditioning-scale"),
+        ([*one, "--segment-overlap", 5], "no_effect", "--segment-overlap"),
     )
-    check("i2v21", (both, ["--last-image cannot be used with wan2.1-i2v", "expected --image;"]))
+    check("i2v21", (both, "unsupported", "--last-image", "wan2.1-i2v", "expected --image;"))
     check(
         "flf2v",
-        ([], ["--image is missing: wan2.1-flf2v needs it", "--last-image is missing"]),
-        (["--image", missing], ["--last-image is missing: wan2.1-flf2v needs it"]),
+        ([], "missing_parameter", "--image", "wan2.1-flf2v", "--last-image"),
+        (one, "missing_parameter", "--last-image", "wan2.1-flf2v"),
     )
-    check("ti2v", (both, ["--last-image cannot be used with wan2.2-ti2v"]))
+    check("ti2v", (both, "unsupported", "--last-image", "wan2.2-ti2v"))
     check(
         "vace",
-        (["--mask", missing], ["--mask has no effect without --video"]),
-        (["--image", missing], ["--image cannot be used with wan2.1-vace"]),
-        (["--mode", "replace"], ["--mode cannot be used with wan2.1-vace"]),
-        (["--segment-overlap", 1], ["--segment-overlap has no effect"]),
-        (["--conditioning-scale", "nan"], ["--conditioning-scale is out of range", "a number; found nan"]),
-        (["--conditioning-scale", "-inf"], ["--conditioning-scale is out of range", "found -inf"]),
-        (["--conditioning-scale", "x"], ["--conditioning-scale", "'x'"]),
+        (["--mask", missing], "no_effect", "--mask", "--video"),
+        (one, "unsupported", "--image", "wan2.1-vace"),
+        (["--mode", "replace"], "unsupported", "--mode", "wan2.1-vace"),
+        (["--segment-overlap", 1], "no_effect", "--segment-overlap"),
+        (["--conditioning-scale", "nan"], "out_of_range", "--conditioning-scale", "nan"),
+        (["--conditioning-scale", "-inf"], "out_of_range", "--conditioning-scale", "-inf"),
+        (["--conditioning-scale", "x"], "invalid_value", "--conditioning-scale", "'x'"),
     )
-    animate = ["--image", missing, "--pose-video", missing, "--face-video", missing]
+    animate = [*one, "--pose-video", missing, "--face-video", missing]
     background = ["--background-video", missing]
     check(
         "animate",
-        ([], ["--image is missing", "--pose-video is missing", "--face-video is missing"]),
-        (animate[:4], ["error: --face-video is missing: wan2.2-animate needs it"]),
-        ([*animate, "--mode", "replace"], ["--background-video is missing", "--mask-video is missing"]),
-        ([*animate, "--mode", "replace", *background], ["error: --mask-video is missing"]),
-        ([*animate, *background], ["--background-video only has an effect with --mode replace"]),
-        ([*animate, "--mode", "swap"], ["--mode", "'animate', 'replace'"]),
-        ([*animate, "--conditioning-scale", 1], ["--conditioning-scale has no effect"]),
-        ([*animate, "--segment-overlap", 3], ["--segment-overlap is out of range", "1 or 5; found 3"]),
-        ([*animate, "--segment-overlap", "x"], ["--segment-overlap", "'x'"]),
+        ([], "missing_parameter", "--image", "--pose-video", "--face-video"),
+        (animate[:4], "missing_parameter", "--face-video", "wan2.2-animate"),
+        ([*animate, "--mode", "replace"], "missing_parameter", "--background-video", "--mask-video"),
+        ([*animate, "--mode", "replace", *background], "missing_parameter", "--mask-video"),
+        ([*animate, *background], "no_effect", "--background-video", "--mode replace"),
+        ([*animate, "--mode", "swap"], "invalid_value", "--mode", "'animate', 'replace'"),
+        ([*animate, "--conditioning-scale", 1], "no_effect", "--conditioning-scale"),
+        ([*animate, "--segment-overlap", 3], "out_of_range", "--segment-overlap", "1 or 5", 3),
+        ([*animate, "--segment-overlap", "x"], "invalid_value", "--segment-overlap", "'x'"),
     )
 
 
 def test_the_number_of_reference_images_chooses_the_profile(check: Check, tmp_path: Path) -> None:
-    one = ["--reference-image", tmp_path / "missing.png"]
-    built = "expected one of 96x64x9-b1-cfg, 96x64x9-b1-cfg-r2; choose"
-    add = "add one with wanbuild compile --size 96x64 --frames 9 --guidance --reference-images"
+    one: list[object] = ["--reference-image", tmp_path / "missing.png"]
+    built = "96x64x9-b1-cfg, 96x64x9-b1-cfg-r2;"
+    add = "wanbuild compile --size 96x64 --frames 9 --guidance --reference-images"
     check(
         "vace",
-        (one, ["no profile is built for any size", "guidance on, 1 reference image(s); ", built, f"{add} 1"]),
-        (one * 3, ["guidance on, 3 reference image(s); ", built, f"{add} 3"]),
+        *((one * count, "not_built", f"{count} reference", built, f"{add} {count}") for count in (1, 3)),
         code=3,
         references=(0, 2),
     )
-    none = ["guidance on, 0 reference image(s); expected one of 96x64x9-b1-cfg-r2;"]
-    check("vace", ([], none), code=3, references=(2,))
-    check("vace", (one * 2, ["missing.png cannot be read"]), references=(0, 2))
+    check("vace", ([], "not_built", "0 reference", "96x64x9-b1-cfg-r2;"), code=3, references=(2,))
+    check("vace", (one * 2, "missing_file", "--reference-image", "missing.png"), references=(0, 2))
     # What the task does not take is wrong with every profile.
     mask = [*one, "--mask", tmp_path / "missing.png"]
-    check("vace", (mask, ["--mask has no effect without --video"]), references=(0, 2))
+    check("vace", (mask, "no_effect", "--mask", "--video"), references=(0, 2))
 
 
 # What is read.
@@ -134,23 +139,21 @@ def test_images_that_cannot_be_used(check: Check, tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("no image at all")
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "folder.png").mkdir()
-    cases: list[tuple[list[object], list[str]]] = [
-        (["--image", tmp_path / name], [f"--image {tmp_path / name} ", *words])
-        for name, *words in (
-            ("missing.png", "cannot be read", "no such file"),
-            ("empty.png", "cannot be read", "an empty file"),
-            ("text.png", "is not an image"),
-            ("cut.png", "is damaged"),
-            ("folder.png", "expected an image; found a folder"),
-        )
-    ]
-    cases.append((["--image", ""], ['--image is no file name; found ""']))
-    check("i2v", *cases)
-    both: list[object] = ["--image", good, "--last-image", tmp_path / "cut.png"]
-    check("flf2v", (both, [f"--last-image {tmp_path / 'cut.png'} is damaged"]))
-    check("ti2v", (["--image", tmp_path / "empty.png"], ["an empty file"]))
-    references = ["--reference-image", good, "--reference-image", tmp_path / "text.png"]
-    check("vace", (references, [f"--reference-image {tmp_path / 'text.png'} is not an"]), references=(2,))
+    codes = {"missing": "missing_file", "empty": "unreadable", "cut": "damaged"}
+    files = {name: tmp_path / f"{name}.png" for name in ("missing", "empty", "text", "cut", "folder")}
+    check(
+        "i2v",
+        *(
+            (["--image", file], codes.get(name, "wrong_kind"), "--image", file)
+            for name, file in files.items()
+        ),
+        (["--image", ""], "invalid_value", "--image", '""'),
+    )
+    last = ["--image", good, "--last-image", files["cut"]]
+    check("flf2v", (last, "damaged", "--last-image", files["cut"]))
+    check("ti2v", (["--image", files["empty"]], "unreadable", "--image"))
+    two = ["--reference-image", good, "--reference-image", files["text"]]
+    check("vace", (two, "wrong_kind", "--reference-image", files["text"]), references=(2,))
 
 
 @pytest.mark.thorough
@@ -162,22 +165,19 @@ def test_videos_that_cannot_be_used(check: Check, tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     check(
         "vace",
-        (["--video", short], [f"--video {short} does not fit the profile; expected 9 frames; found 5"]),
-        (["--video", long], ["expected 9 frames; found more than 9"]),
-        (["--video", good, "--mask", short], [f"--mask {short} does not fit", "9 frames; found 5"]),
-        (["--video", tall], [f"--video {tall} do", "96x64", "found 48x64"]),
-        (["--video", tmp_path / "empty"], ["cannot be read", "an empty file"]),
-        (["--video", tmp_path / "nothing"], ["has no frames"]),
+        (["--video", short], "mismatch", "--video", short, "9 frames", 5),
+        (["--video", long], "mismatch", "--video", "9 frames", "more than 9"),
+        (["--video", good, "--mask", short], "mismatch", "--mask", short, "9 frames", 5),
+        (["--video", tall], "mismatch", tall, "96x64", "48x64"),
+        (["--video", tmp_path / "empty"], "unreadable", "--video", "an empty file"),
+        (["--video", tmp_path / "nothing"], "damaged", "--video", tmp_path / "nothing"),
     )
-    character = ["--image", image(tmp_path / "i.png")]
+    pose: list[object] = ["--image", image(tmp_path / "i.png"), "--pose-video"]
     check(
         "animate",
-        ([*character, "--pose-video", one, "--face-video", good], [f"--pose-video {one} is too short"]),
-        ([*character, "--pose-video", good, "--face-video", one], [f"--face-video {one} is too short"]),
-        (
-            [*character, "--pose-video", good, "--face-video", good, "--segment-overlap", 5],
-            ["windows of 9 frames are too short to share 5"],
-        ),
+        ([*pose, one, "--face-video", good], "out_of_range", "--pose-video", one),
+        ([*pose, good, "--face-video", one], "out_of_range", "--face-video", one),
+        ([*pose, good, "--face-video", good, "--segment-overlap", 5], "out_of_range", "9 frames", 5, 10),
     )
 
 
@@ -186,10 +186,11 @@ def test_latents_of_a_segment_and_of_references(check: Check, tmp_path: Path) ->
     path, video = tmp_path / "z.npy", frames(tmp_path / "video", 9)
     np.save(path, np.random.default_rng(0).standard_normal((1, 16, 3, 8, 12), np.float32))
     media = ["--image", image(tmp_path / "i.png"), "--pose-video", video, "--face-video", video]
-    words = "the initial latents do not fit the profile; expected float32 (1, 16, {}, 8, 12); found float32"
-    check("animate", ([*media, "--latents", path], [words.format(4)]))
-    two = ["--reference-image", tmp_path / "i.png"] * 2
-    check("vace", ([*two, "--latents", path], [words.format(5)]), references=(2,))
+    found = "(1, 16, 3, 8, 12)"
+    check("animate", ([*media, "--latents", path], "mismatch", "float32 (1, 16, 4, 8, 12)", found))
+    two: list[object] = ["--reference-image", tmp_path / "i.png"] * 2
+    right = "float32 (1, 16, 5, 8, 12)"
+    check("vace", ([*two, "--latents", path], "mismatch", right, found), references=(2,))
 
 
 def test_what_costs_nothing_is_checked_before_anything_is_decoded(
@@ -197,39 +198,42 @@ def test_what_costs_nothing_is_checked_before_anything_is_decoded(
 ) -> None:
     monkeypatch.setattr(prepare, "load_media", None)
     (tmp_path / "there.npy").touch()
-    media = ["--image", image(tmp_path / "i.png")]
+    media: list[object] = ["--image", image(tmp_path / "i.png")]
     missing, there = tmp_path / "missing", tmp_path / "there.npy"
     check(
         "i2v",
-        ([*media, "--output", tmp_path / "o.avi"], ["has no known video format"]),
-        ([*media, "--output", missing / "o.gif"], ["the output folder", "is not there"]),
-        ([*media, "--output", there], ["there.npy exists"]),
-        ([*media, "--save-latents", there], ["--save-latents", "there.npy exists"]),
-        ([*media, "--timing-json", missing / "t.json"], ["--timing-json", "cannot be written"]),
-        ([*media, "--fps", 0], ["--fps is out of range"]),
+        ([*media, "--output", tmp_path / "o.avi"], "unsupported", "o.avi", "'.avi'"),
+        ([*media, "--output", missing / "o.gif"], "missing_file", missing),
+        ([*media, "--output", there], "exists", there),
+        ([*media, "--save-latents", there], "exists", "--save-latents", there),
+        ([*media, "--timing-json", missing / "t.json"], "unwritable", "--timing-json"),
+        ([*media, "--fps", 0], "out_of_range", "--fps"),
     )
 
 
 def test_an_output_must_not_be_what_is_read(check: Check, tmp_path: Path) -> None:
     source, video = image(tmp_path / "a.png"), frames(tmp_path / "video", 9)
-    (tmp_path / "link.png").symlink_to(source)
-    read = f"the output {source} is also that of --image, which is read"
+    link = tmp_path / "link.png"
+    link.symlink_to(source)
     check(
         "i2v",
-        (["--image", source, "--output", source, "--overwrite"], [read]),
-        (["--image", source, "--output", tmp_path / "link.png", "--overwrite"], ["is also that of --image"]),
-        (["--image", tmp_path / "link.png", "--output", source, "--overwrite"], [read]),
-        (["--image", source, "--save-latents", source, "--overwrite"], [read]),
-        (["--image", source, "--timing-json", source], [read]),
+        *(
+            (["--image", read, *written], "exists", named, "--image")
+            for read, named, *written in (
+                (source, source, "--output", source, "--overwrite"),
+                (source, link, "--output", link, "--overwrite"),
+                (link, source, "--output", source, "--overwrite"),
+                (source, source, "--save-latents", source, "--overwrite"),
+                (source, source, "--timing-json", source),
+            )
+        ),
     )
+    new, old = video / "new.png", video / "0.png"
     check(
         "vace",
-        (
-            ["--video", video, "--output", video / "new.png"],
-            [f"the output {video / 'new.png'} lies inside the folder of --video, which is read"],
-        ),
-        (["--video", video, "--output", video / "0.png", "--overwrite"], ["lies inside the folder of"]),
-        (["--reference-image", source, "--output", source], ["is also that of --reference-image"]),
+        (["--video", video, "--output", new], "exists", new, "--video"),
+        (["--video", video, "--output", old, "--overwrite"], "exists", old, "--video"),
+        (["--reference-image", source, "--output", source], "exists", source, "--reference-image"),
         references=(0, 1),
     )
 
