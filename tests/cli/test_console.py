@@ -30,72 +30,64 @@ def failing(error: BaseException) -> click.Command:
     @click.option("--json-errors", is_flag=True)
     @click.option("--steps", type=int)
     @click.option("--size", type=SIZE)
-    def command(**given: object) -> None:
+    def command(**options: Any) -> None:
         raise error
 
     return command
 
 
-TOO_LARGE = "error: a file has reached the largest size (File too large)"
-RAISE_IT = "raise the limit (ulimit -f)"
-NO_RESOURCES = "error: the system gives this process no more memory, threads or files; free some, or raise"
-
-
 @pytest.mark.parametrize(
-    ("error", "code", "line"),
+    ("error", "exit_code", "code", "named"),
     [
-        (VerificationError("other_results", "frames differ"), 1, "error: frames differ"),
-        (
-            UsageError("exists", "a.mp4 exists", remedy="pass --overwrite"),
-            2,
-            "error: a.mp4 exists; pass --overwrite",
-        ),
-        (
-            ArtifactError("damaged", "damaged", expected="1", found="2"),
-            3,
-            "error: damaged; expected 1; found 2",
-        ),
-        (SourceError("missing_file", "no such file"), 4, "error: no such file"),
-        (WanError("failed", "two\nlines"), 1, "error: two lines"),
-        (click.UsageError("Bad\nthing."), 2, "error: Bad thing (see wanrun --help)"),
-        (click.FileError("x.json", "not\nreadable"), 2, "error: Could not open file 'x.json': not readable"),
-        (KeyboardInterrupt(), 130, "interrupted"),
-        (click.Abort(), 130, "interrupted"),
-        (OSError(errno.ENOSPC, "No space", "/a/b"), 4, "error: the disk is full at /a/b; free some space"),
-        (OSError(errno.EDQUOT, "Quota"), 4, "error: the disk is full; free some space and run it again"),
+        (VerificationError("other_results", "frames differ"), 1, "other_results", "frames differ"),
+        (UsageError("exists", "a.mp4 exists", remedy="pass -y"), 2, "exists", "a.mp4 exists; pass -y"),
+        (ArtifactError("damaged", "x", expected="1", found="2"), 3, "damaged", "x; expected 1; found 2"),
+        (SourceError("missing_file", "no such file"), 4, "missing_file", "no such file"),
+        (WanError("failed", "two\nlines"), 1, "failed", "two lines"),
+        (click.UsageError("Bad\nthing."), 2, "invalid_value", "Bad thing (see wanrun --help)"),
+        (click.FileError("x.json", "not\nreadable"), 2, "unreadable", "'x.json': not readable"),
+        (KeyboardInterrupt(), 130, "cancelled", "interrupted"),
+        (click.Abort(), 130, "cancelled", "interrupted"),
+        (OSError(errno.ENOSPC, "No space", "/a/b"), 4, "no_space", " at /a/b; "),
+        (OSError(errno.ENOSPC, "No space", "/a\nb"), 4, "no_space", " at /a\\nb; "),
+        (OSError(errno.EDQUOT, "Quota"), 4, "no_space", "the disk is full; "),
         (
             OSError(errno.EFBIG, "File too large", "/a/b"),
             4,
-            f"{TOO_LARGE} at /a/b; {RAISE_IT} and run it again\n",
+            "no_space",
+            " at /a/b; raise the limit (ulimit -f)",
         ),
-        (OSError(errno.EFBIG, "File too large"), 4, f"{TOO_LARGE}; {RAISE_IT} and run it again\n"),
-        (BrokenPipeError(errno.EPIPE, "Broken", "/a/fifo"), 1, "error: internal error: BrokenPipeError: "),
-        (ValueError("first\nsecond"), 1, "error: internal error: ValueError: first (run again with --debug"),
-        (EOFError("truncated"), 1, "error: internal error: EOFError: truncated ("),
-        (MemoryError(), 1, NO_RESOURCES),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, NO_RESOURCES),
-        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), 1, NO_RESOURCES),
-        (OSError(errno.EMFILE, "Too many open files"), 1, NO_RESOURCES),
-        (
-            OSError(errno.ENAMETOOLONG, "long", "x" * 300),
-            2,
-            f"error: a file's name is too long: '{'x' * 60}...'",
+        (OSError(errno.EFBIG, "File too large"), 4, "no_space", "(File too large); raise the limit (ulimit"),
+        (OSError(errno.ENAMETOOLONG, "long", "x" * 300), 2, "invalid_value", f"'{'x' * 60}...'"),
+        (BrokenPipeError(errno.EPIPE, "Broken", "/a/fifo"), 1, "internal_error", "BrokenPipeError: "),
+        (ValueError("first\nsecond"), 1, "internal_error", "ValueError: first (run again with --debug"),
+        (EOFError("truncated"), 1, "internal_error", "EOFError: truncated ("),
+        (RuntimeError("another"), 1, "internal_error", "RuntimeError: another ("),
+        *(
+            (error, 1, "out_of_memory", "memory, threads or files; free some, or raise")
+            for error in (
+                MemoryError(),
+                OSError(errno.ENOMEM, "Cannot allocate memory"),
+                BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+                OSError(errno.EMFILE, "Too many open files"),
+                RuntimeError("can't start new thread"),
+                ImportError("x.so: failed to map segment from shared object"),
+            )
         ),
-        (RuntimeError("can't start new thread"), 1, NO_RESOURCES),
-        (RuntimeError("another"), 1, "error: internal error: RuntimeError: another ("),
-        (ImportError("x.so: failed to map segment from shared object"), 1, NO_RESOURCES),
-        (OSError(errno.ENOSPC, "No space", "/a\nb"), 4, "error: the disk is full at /a\\nb; free some space"),
     ],
 )
 def test_errors_are_one_line_and_a_code(
-    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+    error: BaseException, exit_code: int, code: str, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(failing(error), []) == code
+    """As text, and as JSON with the same message."""
+    assert run(failing(error), []) == exit_code
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(line)
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
+    assert out == "" and err.count("\n") == 1 and "Traceback" not in err
+    assert run(failing(error), ["--json-errors"]) == exit_code
+    out, line = capsys.readouterr()
+    assert out == "" and line.count("\n") == 1
+    found = check_json(line, code, exit_code=exit_code)
+    assert named in err and found["message"] == err.strip().removeprefix("error: ")
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,7 @@ def test_the_first_prompt_decides_what_is_loaded(
             {"memory": "auto", "embeddings": "all", "verify": "fast", "allow_compile": False, "target": None},
         ),
         (["--memory", "low", "--no-embedding-cache"], {"memory": "low", "embeddings": "artifact"}),
-        (["--transfer", "staged"], {"transfer": "staged"}),
-        ([], {"text_encoder_device": None}),
+        (["--transfer", "staged", "--warmup"], {"transfer": "staged", "text_encoder_device": None}),
         (["--text-encoder-device", "cpu"], {"text_encoder_device": "cpu"}),
         (["--verify", "sha256", "--allow-compile"], {"verify": "sha256", "allow_compile": True}),
         (["--weights", "/elsewhere", "--target", "cpu"], {"weights": "/elsewhere", "target": "cpu"}),
@@ -58,7 +57,8 @@ def test_the_first_prompt_decides_what_is_loaded(
 def test_how_it_is_loaded(wan: Call, fake: Fake, arguments: list[str], expected: dict[str, object]) -> None:
     assert wan("--prompt", "a fox", *arguments).code == 0
     assert fake.loads[0].items() >= expected.items()
-    assert fake.asked == ["a fox", "closed"]
+    warm = ["warmup"] if "--warmup" in arguments else []
+    assert fake.asked == [*warm, "a fox", "closed"]
 
 
 @pytest.mark.slow
@@ -74,11 +74,6 @@ def test_profiles_of_later_prompts_are_told_when_one_is_loaded(
     assert wan("--prompts", given, "--allow-compile", "--target", "cpu").code == 0
     (loaded,) = fake.loads
     assert (loaded["profile"], loaded["later"]) == (first.name, [first.name, second.name, first.name])
-
-
-def test_a_warm_up_comes_first(wan: Call, fake: Fake) -> None:
-    assert wan("--prompt", "a fox", "--warmup").code == 0
-    assert fake.asked == ["warmup", "a fox", "closed"]
 
 
 def test_list(wan: Call, fake: Fake, artifact: Path) -> None:

@@ -21,8 +21,10 @@ import pytest
 
 from helpers.damage import linked
 from helpers.manifests import write_adapter
+from helpers.refusals import check_json
 from serve_client import Server, served
 from wancli.serve import MOST_PIXELS, MOST_WORKERS, serve
+from wanrun.codes import ErrorCode
 from wanrun.errors import ArtifactError, UsageError
 
 PROMPT = "a red fox"
@@ -90,27 +92,23 @@ def test_what_does_not_start(toy_artifact: Path, tmp_path: Path) -> None:
     data = ("--data", tmp_path / "data", "--port", 0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        cases: list[tuple[int, str, tuple[object, ...]]] = [
-            (
-                3,
-                f"error: {tmp_path / 'none'} is not an artifact; found no such folder;",
-                (tmp_path / "none", *data),
-            ),
-            (3, "error: ", (empty, *data)),
-            (2, "error: two artifacts are called a", (f"a={toy}", f"a={toy}", *data)),
-            (2, f"error: cannot listen at 127.0.0.1:{port}; found Address", (toy, "--port", port)),
-            (2, "error: cannot listen at nowhere.invalid", (toy, *data, "--host", "nowhere.invalid")),
-            (2, "error: the key in line 1 of ", (toy, *data, "--keys", file)),
-            (2, "error: --tls-certificate and --tls-key go together", (toy, *data, "--tls-key", file)),
-            (2, "error: the TLS certificate", (toy, *data, "--tls-key", file, "--tls-certificate", file)),
-            (2, "error: the folder ", (toy, "--data", file / "x", "--port", 0)),
-            (3, "error: target v5e is not built", (toy, *data, "--target", "v5e")),
-            (2, "error: --cors * is no site", (toy, *data, "--cors", "*")),
+        cases: list[tuple[int, ErrorCode, object, tuple[object, ...]]] = [
+            (3, "wrong_kind", "no such folder", (tmp_path / "none", *data)),
+            (3, "wrong_kind", "manifest.json", (empty, *data)),
+            (2, "conflict", "NAME=DIR", (f"a={toy}", f"a={toy}", *data)),
+            (2, "busy", port, (toy, "--port", port)),
+            (2, "busy", "nowhere.invalid", (toy, *data, "--host", "nowhere.invalid")),
+            (2, "out_of_range", file, (toy, *data, "--keys", file)),
+            (2, "conflict", "--tls-certificate", (toy, *data, "--tls-key", file)),
+            (2, "unreadable", "TLS", (toy, *data, "--tls-key", file, "--tls-certificate", file)),
+            (2, "unwritable", file / "x", (toy, "--data", file / "x", "--port", 0)),
+            (3, "not_built", "v5e", (toy, *data, "--target", "v5e")),
+            (2, "invalid_value", "--cors", (toy, *data, "--cors", "*")),
         ]
-        for code, line, arguments in cases:
-            found, lines = refused(*arguments)
-            assert (found, lines[-1].startswith(line)) == (code, True), (arguments, lines)
-            assert not [line for line in lines if "Traceback" in line]
+        for code, error, named, arguments in cases:
+            found, lines = refused(*arguments, "--json-errors")
+            check_json(lines[-1], error, message=named, exit_code=code)
+            assert found == code and not [line for line in lines if "Traceback" in line]
 
 
 @pytest.mark.parametrize(("option", "most"), [("--max-pixels", MOST_PIXELS), ("--workers", MOST_WORKERS)])

@@ -66,25 +66,42 @@ def sets(reader: Reader) -> MediaSets:
 
 
 MANIFEST = manifest_of("wan2.2-i2v")
-FACTS = {"image": "a", "image_sha256": "a1"}
 
 
 def of(name: str, **more: Any) -> Generation:
     return of_media(MANIFEST, PROFILE, Media(image=cast(Any, name), **more))
 
 
-def test_each_set_is_read_once_to_be_checked(sets: MediaSets, reader: Reader) -> None:
-    found = [sets.facts(of("a")), sets.facts(of("a")), sets.facts(of("a"), digests=True)]
-    assert [one and one.facts for one in found] == [FACTS] * 3
-    assert (reader.reads, reader.digests) == (["a"], [])
+@pytest.mark.parametrize(
+    ("calls", "reads", "digests"),
+    [
+        ("facts a, facts a, digests a", "a", ""),  # each set is read once to be checked
+        ("digests a, digests a", "", "a"),  # what is there already is only digested,
+        ("digests a, digests a/replace", "a", "aa"),  # unless digests do not tell all
+        ("facts a, facts b, inputs a, inputs a, inputs b, inputs a", "abba", ""),  # the first set is kept
+        ("facts a, spare a, facts b, spare a, inputs b", "ab", ""),  # and not where no job takes it
+    ],
+)
+def test_what_is_read(sets: MediaSets, reader: Reader, calls: str, reads: str, digests: str) -> None:
+    for call in calls.split(", "):
+        way, _, what = call.partition(" ")
+        name, _, mode = what.partition("/")
+        generation = of(name, mode=mode or None)
+        if way == "inputs":
+            sets.inputs(generation)
+        elif way == "spare":
+            sets.spare(generation)
+        else:
+            facts = sets.facts(generation, digests=way == "digests")
+            assert facts is not None and facts.facts == {"image": name, "image_sha256": f"{name}1"}
+    assert (reader.reads, reader.digests) == ([*reads], [*digests])
 
 
-def test_what_is_there_already_is_digested_alone(sets: MediaSets, reader: Reader) -> None:
-    found = [sets.facts(of("a"), digests=True) for _ in range(2)]
-    assert [one and one.facts for one in found] == [FACTS] * 2
-    assert (reader.reads, reader.digests) == ([], ["a"])
-    sets.facts(of("a", mode="replace"), digests=True)  # of which the digests do not tell all
-    assert reader.reads == ["a"]
+def test_jobs_that_share_media_get_the_same_object(sets: MediaSets) -> None:
+    first = sets.inputs(of("a"))
+    assert first is not None and sets.inputs(of("a")) is first
+    sets.inputs(of("b"))
+    assert sets.inputs(of("a")) is not first
 
 
 def test_what_cannot_be_used_is_read_once_and_said_every_time(sets: MediaSets, reader: Reader) -> None:
@@ -93,16 +110,6 @@ def test_what_cannot_be_used_is_read_once_and_said_every_time(sets: MediaSets, r
         with refuses("unreadable", what="x ", found="nothing", remedy="another"):
             look(of("x"))
     assert reader.reads == ["x"]
-
-
-def test_jobs_that_share_media_get_the_same_object(sets: MediaSets, reader: Reader) -> None:
-    for name in "ab":
-        sets.facts(of(name))
-    first = sets.inputs(of("a"))
-    assert first is not None and sets.inputs(of("a")) is first
-    sets.inputs(of("b"))
-    assert sets.inputs(of("a")) is not first
-    assert reader.reads == ["a", "b", "b", "a"]  # what the first job takes was kept when it was checked
 
 
 @pytest.mark.slow
@@ -114,15 +121,6 @@ def test_one_set_is_in_memory(sets: MediaSets) -> None:
     sets.inputs(of("b"))
     gc.collect()
     assert alive() is None
-
-
-def test_what_no_job_takes_is_not_kept(sets: MediaSets, reader: Reader) -> None:
-    sets.facts(of("a"))
-    sets.spare(of("a"))
-    sets.facts(of("b"))
-    sets.spare(of("a"))
-    sets.inputs(of("b"))
-    assert reader.reads == ["a", "b"]
 
 
 def test_a_change_since_the_check_is_noticed(sets: MediaSets, reader: Reader) -> None:

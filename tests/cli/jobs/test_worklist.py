@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,11 @@ import pytest
 
 from helpers.fake_pipeline import write_lines
 from helpers.media_files import image, make_task
-from helpers.refusals import check_refusal, refuses
-from helpers.run_options import run_options
-from wancli.jobs.media_sets import MediaSets
-from wancli.jobs.planned import Planned, Planner
+from helpers.refusals import check_refusal
 from wancli.jobs.worklist import Worklist
-from wanrun import __version__
-from wanrun.artifact.artifact import open_artifact
-from wanrun.claims import Claims
 from wanrun.errors import WanError
 from wanrun.files import sha256_of
 from wanrun.media.write_video import write_video
-from wanrun.request.prompts_file import Entry, Line
-from wanrun.request.reading import read_request
-from wanrun.timing.timings import Timings
 
 WorklistOf = Callable[..., Worklist]
 LATENTS = (1, 16, 3, 8, 12)
@@ -189,35 +180,9 @@ def test_each_line_draws_its_seed(worklist_of: WorklistOf, tmp_path: Path) -> No
     assert one == 1 and drawn[0] != drawn[1]
 
 
-# A prompt becomes a job.
-
-
-@pytest.fixture
-def maker(artifact: Path, tmp_path: Path) -> Callable[..., Planner]:
-    """Makes jobs of the toy artifact: keywords of ``RunOptions``, and attributes of ``Planner``."""
-
-    def make(
-        many: bool = True, noise: np.ndarray | None = None, facts: Mapping[str, Any] | None = None, **run: Any
-    ) -> Planner:
-        how = run_options(**{"output": tmp_path / "o.npy", **run})
-        media, claims = MediaSets(Timings()), Claims(artifact)
-        return Planner(open_artifact(artifact), how, many, noise, facts or {}, media, claims)
-
-    return make
-
-
-def entry(index: int = 1, total: int = 1, **options: Any) -> Entry:
-    line = read_request({"prompt": "A red fox!", "num_steps": 2, **options}.items(), Line)
-    return Entry(line, f"p.txt:{index}" if total > 1 else "", index, total)
-
-
-def plan(maker: Planner, **options: Any) -> Planned:
-    return maker.compared(maker.planned(entry(**options)))
-
-
-def paths(planned: Planned) -> list[Path]:
+def paths(work: Worklist) -> list[Path]:
     """The files that are to be written."""
-    return [output.path for output in planned.job.outputs]
+    return [output.path for planned in work.jobs for output in planned.job.outputs]
 
 
 @pytest.mark.parametrize(
@@ -231,77 +196,64 @@ def paths(planned: Planned) -> list[Path]:
     ],
 )
 def test_names(
-    maker: Callable[..., Planner],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    output: str,
-    total: int,
-    own: str | None,
-    name: str,
+    worklist_of: WorklistOf, tmp_path: Path, output: str, total: int, own: str | None, name: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = {} if own is None else {"output": own}
-    planned = maker(output=Path(output)).planned(entry(3 if total > 1 else 1, total, seed=5, **options))
-    assert planned.videos == (Path(name),) and paths(planned) == [Path(name)]
+    lines = [{"prompt": f"other {number}"} for number in range(total)]
+    lines[min(2, total - 1)] = {"prompt": "A red fox!", **({"output": str(tmp_path / own)} if own else {})}
+    file = write_lines(tmp_path / "p.jsonl", *lines)
+    planned = worklist_of({"seed": 5}, prompts=file, output=tmp_path / output).jobs[min(2, total - 1)]
+    assert planned.videos == (tmp_path / name,)
+    assert [one.path for one in planned.job.outputs] == [tmp_path / name]
 
 
-def test_names_of_two_lines_differ(maker: Callable[..., Planner], tmp_path: Path) -> None:
-    jobs = maker(save_latents=tmp_path / "z.npy", output=tmp_path / "o.gif")
-    assert paths(jobs.planned(entry(1, 2))) == [tmp_path / "o-1.gif", tmp_path / "z-1.npy"]
-    with refuses("exists", what="p.txt:1"):
-        jobs.planned(entry(2, 2, output=str(tmp_path / "o-1.gif")))
+def test_names_of_two_lines_differ(worklist_of: WorklistOf, tmp_path: Path) -> None:
+    outputs = ({"output": str(tmp_path / name)} for name in ("o-1.gif", "mine.gif"))
+    lines = ({"prompt": "a", **own} for own in ({}, *outputs))
+    file = write_lines(tmp_path / "p.jsonl", *lines)
+    work = worklist_of(prompts=file, save_latents=tmp_path / "z.npy", output=tmp_path / "o.gif")
+    names = ("o-1.gif", "z-1.npy", "mine.gif", "z-3.npy")
+    assert paths(work) == [tmp_path / name for name in names]
+    check_refusal(work.failures[2], "exists", what=f"{file}:1")
 
 
-def test_what_a_single_prompt_would_replace_is_refused(maker: Callable[..., Planner], tmp_path: Path) -> None:
-    (tmp_path / "o.npy").write_bytes(b"the only copy")
-    with refuses("exists", what="o.npy ", remedy="--overwrite"):
-        maker(many=False).planned(entry())
-    assert paths(plan(maker(many=False, overwrite=True))) == [tmp_path / "o.npy"]
+def test_what_a_single_prompt_would_replace_is_refused(worklist_of: WorklistOf, tmp_path: Path) -> None:
+    """Also the same video: nothing would be made."""
+    (planned,) = worklist_of(prompt="a fox").jobs
+    facts = {**planned.metadata, "video": 0}
+    write_video(np.zeros((9, 64, 96, 3), np.uint8), tmp_path / "o.npy", 16, facts)
+    error = refusal(worklist_of, prompt="a fox")
+    check_refusal(error, "exists", what="o.npy ", remedy="--overwrite")
+    assert paths(worklist_of(prompt="a fox", overwrite=True)) == [tmp_path / "o.npy"]
 
 
-def test_the_metadata(maker: Callable[..., Planner]) -> None:
-    facts = {"text_encoder": "jax"}
-    planned = plan(maker(facts=facts), seed=5, fps=8)
-    assert planned.job.generation.fps == planned.metadata["fps"] == 8.0
-    expected = {**planned.job.generation.options, **facts, "seed": 5, "num_videos": 1, "wanrun": __version__}
-    assert planned.metadata.items() >= expected.items()
-    assert planned.metadata["content_digest"] == maker().artifact.manifest.content_digest
-    # Given latents are the noise: the seed has no influence.
-    with_latents = plan(maker(facts={"latents": "z.npy", "latents_sha256": "0"}), seed=5)
-    assert with_latents.metadata["seed"] is None and with_latents.job.generation.fps == 16.0
-
-
-def test_what_is_there_already_is_finished(maker: Callable[..., Planner], tmp_path: Path) -> None:
+def test_what_is_there_already_is_finished(worklist_of: WorklistOf, tmp_path: Path) -> None:
     video, latents = tmp_path / "o.npy", tmp_path / "z.npy"
-    planned = plan(maker(save_latents=latents))
-    assert paths(planned) == [video, latents] and not planned.finished
-    frames = np.zeros((9, 64, 96, 3), np.uint8)
-    write_video(frames, tmp_path / "o.npy", planned.job.generation.fps, {**planned.metadata, "video": 0})
-    planned = plan(maker(save_latents=latents))  # the latents are still to be made
-    assert paths(planned) == [latents] and not planned.finished
+    given = {"prompts": write_lines(tmp_path / "p.txt", "a fox"), "save_latents": latents}
+    work = worklist_of(**given)
+    assert paths(work) == [video, latents]
+    write_video(np.zeros((9, 64, 96, 3), np.uint8), video, 16, {**work.jobs[0].metadata, "video": 0})
+    assert paths(worklist_of(**given)) == [latents]  # which are still to be made
     latents.touch()
-    assert plan(maker(save_latents=latents)).finished
-    again = plan(maker(save_latents=latents, overwrite=True))
-    assert paths(again) == [video, latents] and not again.finished
-    with refuses("exists", expected="seed 1", found=0):
-        plan(maker(), seed=1)
+    work = worklist_of(**given)
+    assert not work.jobs and [job.entry.index for job in work.finished] == [1]
+    assert paths(worklist_of(**given, overwrite=True)) == [video, latents]
+    check_refusal(worklist_of({"seed": 1}, **given).failures[1], "exists", expected="seed 1", found=0)
 
 
-def test_a_killed_run_does_not_block_its_repeat(maker: Callable[..., Planner], tmp_path: Path) -> None:
+def test_a_killed_run_does_not_block_its_repeat(worklist_of: WorklistOf, tmp_path: Path) -> None:
     """It leaves a sidecar without its video. One of another run is not replaced unasked."""
-    sidecar = tmp_path / "o.npy.json"
-    planned = plan(maker(many=False), seed=3)
+    video, sidecar = tmp_path / "o.npy", tmp_path / "o.npy.json"
+    (planned,) = worklist_of({"seed": 3}, prompt="a fox").jobs
     sidecar.write_text(json.dumps({**planned.metadata, "video": 0}))
-    again = plan(maker(many=False), seed=3)
-    assert paths(again) == [tmp_path / "o.npy"]
-    with refuses("exists", what=sidecar, remedy="--overwrite"):
-        plan(maker(many=False), seed=4)
-    assert paths(plan(maker(many=False, overwrite=True), seed=4)) == [tmp_path / "o.npy"]
+    assert paths(worklist_of({"seed": 3}, prompt="a fox")) == [video]
+    error = refusal(worklist_of, {"seed": 4}, prompt="a fox")
+    check_refusal(error, "exists", what=sidecar, remedy="--overwrite")
+    assert paths(worklist_of({"seed": 4}, prompt="a fox", overwrite=True)) == [video]
     sidecar.unlink()
     sidecar.mkdir()
     for overwrite in (False, True):
-        with refuses("wrong_kind", what=sidecar):
-            plan(maker(many=False, overwrite=overwrite), seed=3)
+        error = refusal(worklist_of, {"seed": 3}, prompt="a fox", overwrite=overwrite)
+        check_refusal(error, "wrong_kind", what=sidecar)
 
 
 def test_a_drawn_seed_is_that_of_the_video_that_is_there(

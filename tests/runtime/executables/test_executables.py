@@ -7,7 +7,8 @@ import errno
 import os
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,13 @@ def test_what_was_checked_is_what_is_loaded(artifact: Path) -> None:
     """Whatever becomes of the files after the check: JAX is handed the bytes."""
     own(artifact, "executables")
     own(artifact, "programs")
-    opened = Opened(artifact)
-    try:
+    with closing(Opened(artifact)) as opened:
         profile = opened.opened.manifest.profiles[PROFILE]
         opened.executables.check(profile)
         flip(executable(artifact, "prepare"), 0)
         executable(artifact, "decode_video").unlink()
         for loading in opened.executables.request(profile, ["prepare", "decode_video"]):
             loading.result()
-    finally:
-        opened.close()
     assert (opened.timings.cache_hits, opened.timings.cache_misses) == (2, 0)
 
 
@@ -58,13 +56,10 @@ def test_the_name_of_an_entry_does_not_matter(artifact: Path) -> None:
     entries["prepare"] = msgspec.structs.replace(entries["prepare"], file="prepare")
     target = msgspec.structs.replace(target, executables={PROFILE: entries})
     manifest.changed(targets={"cpu": target}).write(artifact)
-    opened = Opened(artifact)
-    try:
+    with closing(Opened(artifact)) as opened:
         profile = opened.opened.manifest.profiles[PROFILE]
         (loading,) = opened.executables.request(profile, ["prepare"])
         assert loading.result().inputs == programs_of(manifest, PROFILE)["prepare"].inputs
-    finally:
-        opened.close()
 
 
 def test_arguments_are_given_by_name() -> None:
@@ -84,9 +79,8 @@ def test_arguments_are_given_by_name() -> None:
 
 @pytest.fixture
 def opened(toy_artifact: Path) -> Iterator[Opened]:
-    opened = Opened(toy_artifact)
-    yield opened
-    opened.close()
+    with closing(Opened(toy_artifact)) as opened:
+        yield opened
 
 
 def test_executables_are_loaded_once_for_all_who_ask(opened: Opened) -> None:
@@ -102,37 +96,29 @@ def test_executables_are_loaded_once_for_all_who_ask(opened: Opened) -> None:
 
 
 def test_a_profile_without_executables_is_refused(opened: Opened) -> None:
-    other = msgspec.structs.replace(opened.opened.manifest.profiles[PROFILE], num_frames=13)
-    old = opened.opened.manifest
+    old, replace = opened.opened.manifest, msgspec.structs.replace
+    other = replace(old.profiles[PROFILE], num_frames=13)
     sets = {
-        key: msgspec.structs.replace(
-            old_set,
-            programs={**old_set.programs, other.name: old_set.programs[PROFILE]},
-        )
-        for key, old_set in old.program_sets.items()
+        key: replace(one, programs={**one.programs, other.name: one.programs[PROFILE]})
+        for key, one in old.program_sets.items()
     }
     manifest = old.changed(profiles={**old.profiles, other.name: other}, program_sets=sets)
-    executables = Executables(
-        dataclasses.replace(
-            opened.opened, artifact=dataclasses.replace(opened.opened.artifact, manifest=manifest)
-        )
-    )
-    with refuses("wrong_machine", ArtifactError, what=other.name, remedy="--allow-compile"):
+    changed = dataclasses.replace(opened.opened.artifact, manifest=manifest)
+    with (
+        closing(Executables(dataclasses.replace(opened.opened, artifact=changed))) as executables,
+        refuses("wrong_machine", ArtifactError, what=other.name, remedy="--allow-compile"),
+    ):
         executables.check(other)
-    executables.close()
 
 
 def test_a_program_that_no_generation_runs(artifact_copy: Path) -> None:
     """It is read where it is asked for alone."""
     put_attention(artifact_copy, kernel=jnp.abs)
-    opened = Opened(artifact_copy)
-    profile, executables = opened.opened.manifest.profiles[PROFILE], opened.executables
-    try:
+    with closing(Opened(artifact_copy)) as opened:
+        profile, executables = opened.opened.manifest.profiles[PROFILE], opened.executables
         assert "attention" not in executables.check(profile)
         assert "attention" not in executables.idle(profile) and "prepare" in executables.idle(profile)
         assert list(executables.check(profile, ["attention"])) == ["attention"]
-    finally:
-        opened.close()
 
 
 @pytest.mark.slow
@@ -206,17 +192,14 @@ def test_autotuning_is_not_turned_off_on_the_chip() -> None:
     assert options_here(options) == {"xla_tpu_x": "true"}
 
 
-@pytest.mark.parametrize("damaged", ["bytes", "cut", "empty", "other name"])
-def test_damage_is_as_if_nothing_was_kept(tmp_path: Path, damaged: str) -> None:
+@pytest.mark.parametrize("damage", [lambda data: b"B" + data[1:], lambda data: data[:-1], lambda data: b""])
+def test_damage_is_as_if_nothing_was_kept(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path, other = file_of(tmp_path), file_of(tmp_path, sha256="2")
     keep(path, b"bytes")
-    content = path.read_bytes()
-    changed = {"bytes": b"B" + content[1:], "cut": content[:-1], "empty": b""}
-    if damaged == "other name":
-        path.rename(other)
-        path = other
-    else:
-        path.write_bytes(changed[damaged])
+    path.rename(other)  # it says of what it is
+    assert read_kept(other) is None
+    keep(path, b"bytes")
+    path.write_bytes(damage(path.read_bytes()))
     assert read_kept(path) is None
 
 

@@ -20,6 +20,7 @@ import pytest
 import wanrun
 from helpers.artifacts import build_artifact, far_toy, shared
 from helpers.pictures import pictures
+from helpers.refusals import refuses
 from wanrun.artifact.model import Chunking
 from wanrun.artifact.roles import FORMS, ROLES
 from wanrun.denoising.conditions import Conditions
@@ -141,7 +142,7 @@ def test_a_prompt_changes_from_the_next_chunk_on(pipeline: Pipeline) -> None:
         if number == 1:
             changed.send(prompt=OTHER)
     assert pairs == [(True, PROMPT), (True, PROMPT), (False, OTHER), (False, OTHER)]
-    with pytest.raises(UsageError, match="string; found 3"):
+    with refuses("wrong_type", what="prompt", expected="a string", found=3):
         changed.send(prompt=3)  # type: ignore[arg-type]
 
 

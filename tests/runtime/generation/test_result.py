@@ -29,6 +29,8 @@ from wanrun.generation.sampler import Sampler
 from wanrun.media.write_video import read_metadata
 from wanrun.timing.timings import Timings
 
+PROMPT = "a fox in the snow"
+
 
 @pytest.fixture
 def result() -> wanrun.Result:
@@ -96,9 +98,6 @@ def test_a_file_that_is_there_stays(result: wanrun.Result, tmp_path: Path) -> No
 
 
 # What a function given as on_step sees.
-
-
-PROMPT = "a fox"
 
 
 @pytest.mark.slow
@@ -172,9 +171,6 @@ def test_a_map_that_is_recorded_with_a_profile_serves() -> None:
 
 
 # Timings are a generation's.
-
-
-PROMPT = "a fox in the snow"
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 from helpers.damage import Refused, one_error
 from helpers.options import PROFILE
 from helpers.pictures import picture
+from helpers.refusals import refuses
 from wanrun.artifact.manifest import read_manifest
 from wanrun.denoising.noise import clip_seed
 from wanrun.errors import NoSpaceError, UsageError
@@ -86,7 +87,7 @@ def test_what_an_ended_run_has_made_is_not_made_again(
     np.testing.assert_array_equal(again.frames, clips.frames)
     np.testing.assert_array_equal(again.latents, clips.latents)
     assert isinstance(again.frames, np.memmap)
-    with pytest.raises(UsageError, match="parts"):
+    with refuses("unsupported", what=folder):
         pipeline.generate(**{**given, "seed": 6})
     remove_spool(folder)
     assert not folder.exists() and again.frames.any()
@@ -171,7 +172,7 @@ def test_parts_that_are_damaged_are_not_continued(tmp_path: Path) -> None:
         file.write(b"\xff")
     (tmp_path / "passed" / "latents.npy").write_bytes(b"")
     for name in ("o", "passed"):
-        with pytest.raises(UsageError, match="damaged"):
+        with refuses("unsupported", what=tmp_path / name, found="damaged"):
             Spool(tmp_path / name, "key", (4, 6)).there()
     assert Spool(tmp_path / "o", "key", (4, 6), overwrite=True).there() == 0
     (tmp_path / "passed" / "latents.npy").unlink()  # as where their removal was ended
@@ -204,7 +205,7 @@ def test_one_run_at_a_time_has_the_parts(tmp_path: Path) -> None:
     with Spool(folder, "key", (4, 6), seed=5) as spool:
         assert seed_in(folder) == 5
         for use in (Spool(folder, "key", (4, 6)).there, Spool(folder, "key", (4, 6)).__enter__):
-            with pytest.raises(UsageError, match="another run"):
+            with refuses("busy", what=folder):
                 use()
         remove_spool(folder)
         spool(0, FRAMES)

@@ -102,6 +102,8 @@ def test_the_files_are_those_of_whole_videos(tmp_path: Path, suffix: str) -> Non
         for one, other in zip(*files, strict=True):
             assert one.read_bytes() == other.read_bytes()
         assert read_metadata(made) == {**outcome.metadata, "video": video}
+        with Image.open(tmp_path / f"v-{video}.last.png") as last:
+            assert (np.asarray(last) == FRAMES[video, -1]).all()
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
 
 
@@ -140,9 +142,11 @@ def test_a_decoder_waits_for_a_slow_encoder() -> None:
                 pieces.put(FRAMES[0, :2])
 
         putting = threads.submit(put)
-        with pytest.raises(TimeoutError):
-            putting.result(0.05)
-        go.set()
-        putting.result(10)
-        pieces.finish()
+        try:
+            with pytest.raises(TimeoutError):
+                putting.result(0.05)
+        finally:
+            go.set()
+            putting.result(10)
+            pieces.finish()
     assert taken == [2] * (AHEAD + 1)

@@ -154,15 +154,13 @@ def test_features_are_sorted_and_distinct() -> None:
     assert not {"fpu", "vme", "syscall"} & set(features)  # which no code depends on
 
 
-def test_a_higher_level_has_all_of_a_lower_one() -> None:
+def test_levels_have_an_order() -> None:
+    """Each has all features of the one before; one CPU's own code is above all."""
     for lower, higher in pairwise(CPU_LEVEL_FEATURES.values()):
         assert set(lower) < set(higher)
-
-
-def test_rank() -> None:
     ranks = [cpu_level_rank({"cpu_level": name}) for name in ("cpu-v3", "cpu-v4", "cpu-v4-bf16")]
     assert ranks == [0, 1, 2]
-    assert cpu_level_rank({}) == 3  # one CPU's own, with everything that it has
+    assert cpu_level_rank({}) == 3
 
 
 def test_the_highest_level() -> None:

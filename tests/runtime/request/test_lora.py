@@ -12,6 +12,7 @@ from msgspec import structs
 
 from helpers.manifests import built_with, plain_adapter, plain_manifest, with_model, write_adapter
 from helpers.options import PROFILE
+from helpers.refusals import refuses
 from wanrun.artifact.adapter import SamplingDefaults
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.parameters import Component
@@ -57,10 +58,9 @@ def test_a_text(text: str, choice: LoraChoice) -> None:
     ["", "x", "nan", "inf", "1e39", "1:x", "1,2", "high=1,high=2", "mid=1", "high", "high=", "high=1,2"],
 )
 def test_what_is_no_strength(behind: str) -> None:
-    with pytest.raises(UsageError, match="not understood"):
-        parse_lora(f"a:{behind}")
-    with pytest.raises(UsageError, match="not understood"):
-        parse_lora(f":{behind or 1}")
+    for text in (f"a:{behind}", f":{behind or 1}"):
+        with refuses("unreadable", what=f"LoRA '{text}'"):
+            parse_lora(text)
 
 
 def test_a_file_with_a_colon_wins(tmp_path: Path) -> None:

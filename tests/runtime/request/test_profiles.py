@@ -158,7 +158,7 @@ def test_guidance_is_decided_as_by_the_command(
         if expected is not None:
             assert chosen(some, loaded, guidance_scale=scale) == (expected if scale > 1 else loaded)
             continue
-        with pytest.raises(ArtifactError, match="guidance on"):
+        with refuses("not_built", ArtifactError, what="guidance on"):
             chosen(some, loaded, guidance_scale=scale)
 
 

@@ -109,7 +109,7 @@ def test_steps_have_a_bar_and_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("columns", "texts", "expected"),
     [
-        (12, [("decoding the video",), ("done",)], "\rdecoding t…\rdone       \r    \r"),
+        (12, [("decoding the",), ("done",)], "\rdecoding t…\rdone       \r    \r"),
         (
             24,
             [("reading transformer, loading it", ", 9 s left")],

@@ -7,13 +7,11 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from wancli.jobs.output_names import write_timings
-from wanrun.timing.clock import now
 from wanrun.timing.spans import Span, Spans
 from wanrun.timing.timings import PHASES, Recorder, Timings, disk_bytes, peak_rss_bytes
 
@@ -70,17 +68,26 @@ def test_without_the_kernels_record_the_peak_is_not_known(monkeypatch: pytest.Mo
     assert peak_rss_bytes() == 0 and disk_bytes() is None
 
 
-def test_phases_and_steps() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The moment that it is, which a test moves on."""
+    moment = [100.0]
+    for module in ("spans", "timings"):
+        monkeypatch.setattr(f"wanrun.timing.{module}.now", lambda: moment[0])
+    return moment
+
+
+def test_phases_and_steps(clock: list[float]) -> None:
     timings = Timings()
     with timings.phase("restore"):
-        time.sleep(0.05)
+        clock[0] = 102.0
     with pytest.raises(RuntimeError), timings.phase("text"):
+        clock[0] = 102.5
         raise RuntimeError
     timings.steps("step", 1, 3.0)
     timings.steps("step", 1, 1.0)
-    ((start, end),) = timings.spans["restore"]
-    assert 0 < start <= end - 0.05 < timings.now()
-    assert timings.seconds["restore"] == end - start and timings.seconds["text"] > 0
+    assert timings.spans == {"restore": [(100.0, 102.0)], "text": [(102.0, 102.5)]}
+    assert timings.seconds == {"restore": 2.0, "text": 0.5}
     assert timings.step_seconds == [3.0, 1.0]
 
 
@@ -104,18 +111,14 @@ def test_threads() -> None:
     assert len(timings.step_seconds) == 800
 
 
-def test_marks_keep_the_first_moment() -> None:
+def test_marks_keep_the_first_moment(clock: list[float]) -> None:
     timings = Timings()
-    timings.mark_ready()
-    timings.steps("step", 1, 0.001)
-    first = timings.as_json()
-    time.sleep(0.02)
-    timings.mark_ready()
-    timings.steps("step", 1, 0.001)
-    second = timings.as_json()
-    for key in ("process_to_ready_seconds", "process_to_first_step_seconds"):
-        assert 0 < first[key] == second[key]
-    assert second["total_seconds"] >= first["total_seconds"] + 0.02
+    for clock[0] in (100.0, 103.0):
+        timings.mark_ready()
+        timings.steps("step", 1, 0.001)
+    found = timings.as_json()
+    assert found["process_to_ready_seconds"] == found["process_to_first_step_seconds"] == 100.0
+    assert found["total_seconds"] == 103.0
 
 
 def test_json_is_flat_with_stable_keys(tmp_path: Path) -> None:
@@ -219,12 +222,6 @@ def labelled() -> Timings:
     return timings
 
 
-def first_step_at(timings: Timings, moment: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adds the first step at a moment other than now."""
-    monkeypatch.setattr(timings, "now", lambda: moment)
-    timings.steps("step", 1, 0.001)
-
-
 def test_labels_split_the_spans_and_not_the_phases() -> None:
     timings = labelled()
     assert timings.seconds["restore"] == 0.5 + 3.0 + 193.5
@@ -245,19 +242,20 @@ def test_labels_split_the_spans_and_not_the_phases() -> None:
     assert "transfer vae" in {span.name for span in timings.labelled_spans}
 
 
-def test_time_of_no_span_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    timings = Timings()
+def test_time_of_no_span_is_told(clock: list[float]) -> None:
+    timings, late = Timings(), Timings()
     assert timings.unaccounted_seconds is None
     for start, end in [(1.0, 2.0), (1.5, 3.0), (4.0, 5.0), (7.0, 20.0)]:
         timings.add("restore", start, end)
-    first_step_at(timings, 8.0, monkeypatch)
+    clock[0] = 8.0
+    timings.steps("step", 1, 0.001)
     assert timings.unaccounted_seconds == timings.as_json()["unaccounted_seconds"] == 1.0 + 1.0 + 2.0
     timings.add("text", 0.0, 30.0)
     assert timings.unaccounted_seconds == 0.0
-    late = Timings()
     late.add("restore", 2.0, 3.0)
     late.add("decode", 20.0, 30.0)
-    first_step_at(late, 10.0, monkeypatch)
+    clock[0] = 10.0
+    late.steps("step", 1, 0.001)
     assert late.unaccounted_seconds == 9.0
 
 
@@ -275,24 +273,21 @@ def test_the_loop_s_own_time() -> None:
     assert timings.loop_overhead_seconds == 0.25
 
 
-def test_timings_of_a_part_of_a_process() -> None:
+def test_timings_of_a_part_of_a_process(clock: list[float]) -> None:
     """Total and unaccounted time count from its begin, everything else from the process's."""
-    before = now()
     timings = Timings.from_now()
-    time.sleep(0.05)
+    clock[0] = 101.0
     with timings.phase("denoise"):
-        time.sleep(0.05)
+        clock[0] = 103.0
     timings.steps("step", 1, 0.001)
-    timings.add("restore", before - 10, before - 1)  # of long before
-    timings.add("restore", before - 5, before + 0.01)
-    time.sleep(0.02)
+    timings.add("restore", 90.0, 99.0)  # of long before
+    timings.add("restore", 95.0, 100.25)
+    clock[0] = 104.0
     timings.stop()
+    clock[0] = 110.0
     data = timings.as_json()
-    assert 0.12 <= data["total_seconds"] < 0.5
-    assert 0.03 < data["unaccounted_seconds"] < 0.2
-    assert data["process_to_first_step_seconds"] > before
-    time.sleep(0.05)
-    assert timings.as_json()["total_seconds"] == data["total_seconds"]
+    assert (data["total_seconds"], data["unaccounted_seconds"]) == (4.0, 0.75)
+    assert data["process_to_first_step_seconds"] == 103.0
 
 
 def test_what_happens_in_the_background_is_everybodys() -> None:
