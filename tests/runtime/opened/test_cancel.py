@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import wanrun
-from helpers.opened import LIMIT_SECONDS, eventually
+from helpers.opened import LIMIT_SECONDS
 from helpers.refusals import refuses
 from wanrun.errors import CancelledError
 from wanrun.generation.turns import Turns
@@ -20,23 +20,26 @@ from wanrun.weights.restore import Restore
 
 
 def test_while_it_waits_for_the_device() -> None:
-    turns, token, ended = Turns(), wanrun.CancelToken(), list[BaseException]()
+    asked = threading.Event()
+
+    class Asked(wanrun.CancelToken):
+        def check(self) -> None:
+            asked.set()
+            super().check()
 
     def wait() -> None:
-        try:
-            with turns.call(), turns.turn(token):
-                raise AssertionError("it has the device")
-        except CancelledError as error:
-            ended.append(error)
+        with pytest.raises(CancelledError), turns.call(), turns.turn(token):
+            raise AssertionError("it has the device")
 
-    with turns.call(), turns.turn():
-        thread = threading.Thread(target=wait)
-        thread.start()
-        assert eventually(lambda: len(turns._queue) == 2, LIMIT_SECONDS)
-        assert repr(token) == "<CancelToken: not cancelled>" and not ended
+    turns, token = Turns(), Asked()
+    with turns.call(), turns.turn(), ThreadPoolExecutor(1) as threads:
+        ended = threads.submit(wait)
+        assert asked.wait(LIMIT_SECONDS) and not ended.done()
+        assert "not cancelled" in repr(token)
         token.cancel()
-        thread.join(LIMIT_SECONDS)
-        assert len(ended) == 1 and len(turns._queue) == 1
+        ended.result(LIMIT_SECONDS)
+    with turns.call(), turns.turn() as waited:
+        assert not waited  # it is not in the queue any more
     turns.close()
 
 
