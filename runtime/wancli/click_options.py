@@ -63,7 +63,7 @@ def _names(row: Row) -> list[str]:
 
 
 def _settings(row: Row, ranges: bool) -> dict[str, Any]:
-    """Returns what click needs to know of an option; one that is not given is None, False or ()."""
+    """Returns click's settings of an option; one that is not given is None, False or ()."""
     models = f" ({row.models})" if row.models else ""
     text = f"{row.help.rstrip('.')}{models}." if row.help else ""
     default = f"  [default: {row.default}]" if row.default else ""

@@ -112,7 +112,7 @@ def _report(error: BaseException, command: click.Command, arguments: list[str]) 
 
 
 def _lines(error: BaseException, command: click.Command, as_json: bool) -> tuple[int, list[str]]:
-    """Returns the exit code, and what is printed."""
+    """Returns the exit code, and the lines to print."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         assert isinstance(error, click.UsageError)  # a group without a subcommand: click >= 8.2 has its help
         return 2, [escaped(line) for line in error.format_message().split("\n")]

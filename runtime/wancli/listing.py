@@ -1,4 +1,4 @@
-"""Prints what is in an artifact: its profiles, which targets fit here, and whether all of it is whole."""
+"""Prints the contents of an artifact: its profiles, the targets that fit here, and whether it is whole."""
 
 from __future__ import annotations
 

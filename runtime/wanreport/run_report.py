@@ -338,7 +338,7 @@ def _machine(manifest: Any, target: str | None) -> str:
 
 
 def _agreement(artifact: wanrun.Artifact, rows: Sequence[_Row]) -> tuple[Note, Facts]:
-    """Returns what is known of the results, and the commands that find out more."""
+    """Returns the known facts about the results, and the commands that find out more."""
     profiles = {row.generation.profile.name for row in rows if row.generation is not None}
     recorded = ", ".join(sorted(profiles & artifact.manifest.golden.keys()))
     what = f"a recorded result of {recorded}" if recorded else "no recorded result of these profiles"

@@ -141,7 +141,7 @@ class Claims:
         self._written |= dict.fromkeys(names, owner)
 
     def write_to(self, place: Place, value: str, option: str, overwrite: bool) -> None:
-        """Notes that an option's value is written, and checks what is there.
+        """Notes that an option's value is written, and checks the file or folder that exists.
 
         Raises:
             UsageError: as ``write``; or if it cannot be written, or is a file that must not be replaced.

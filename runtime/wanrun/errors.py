@@ -101,7 +101,7 @@ class WanError(Exception):
         return _spelled(self.text, spell)
 
     def words(self, spell: Callable[[str], str] = str) -> dict[str, str]:
-        """Returns what of ``expected``, ``found`` and ``remedy`` the message has, spelled as the message."""
+        """Returns those of ``expected``, ``found`` and ``remedy`` that the message has, spelled alike."""
         return {
             name: _spelled(" ".join(str(part).split()), spell)
             for name in ("expected", "found", "remedy")
@@ -188,7 +188,7 @@ def errno_in(text: str) -> int:
 
 
 def space_told(error: OSError) -> str:
-    """Says what there is too little of, and what to do, for an error of ``lacks_space``."""
+    """Returns what is lacking, and what to do, for an error of ``lacks_space``."""
     where = f" at {escaped(str(error.filename))}" if error.filename else ""
     if error.errno == errno.EFBIG:
         what, remedy = "a file has reached the largest size (File too large)", "raise the limit (ulimit -f)"

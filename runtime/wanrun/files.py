@@ -120,7 +120,7 @@ SEAL_BYTES = hashlib.sha256().digest_size
 
 
 def sealed(name: str, data: bytes) -> bytes:
-    """Returns what a file of this name holds: the data, and a digest of both behind them."""
+    """Returns the contents of a file of this name: the data, and a digest of both behind them."""
     return data + hashlib.sha256(name.encode() + b"\0" + data).digest()
 
 

@@ -1,7 +1,7 @@
 """Temporary files next to what they will replace, and their removal: by the process, or by a later one.
 
 A name says which process made the file: ``.wan-<machine>-<process>-<random><suffix>``. What has another name
-is somebody else's, and stays.
+is another program's, and stays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORGOTTEN_SECONDS = 24 * 3600
 
 
 def temporary_path(target: Path, suffix: str = ".tmp") -> contextlib.AbstractContextManager[Path]:
-    """Returns a context with a free name next to a target; what is there at its end is removed."""
+    """Returns a context with a free name next to a target; a file that is there at its end is removed."""
     folder = target.absolute().parent
     remove_abandoned(folder)
     path = folder / f".wan-{_machine()}-{os.getpid()}-{os.urandom(4).hex()}{suffix}"

@@ -20,7 +20,7 @@ class _Process:
     """The functions that undo what is under way, in the order of beginning.
 
     ``changing`` is held by a thread that begins something or is done with it, and for ever by the one that
-    ends the process: the others stand still there, and do not make anew what is being removed.
+    ends the process: the others stand still there, and do not make again what is being removed.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ def _silenced() -> int:
 
 
 def _blank(descriptor: int) -> str:
-    """Returns what erases the last line of a terminal, which may be one that is written over."""
+    """Returns the bytes that erase the last line of a terminal, which may be one that is written over."""
     try:
         columns = os.get_terminal_size(descriptor).columns - 1
     except OSError:

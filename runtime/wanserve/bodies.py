@@ -46,7 +46,7 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request, client: str) -> AsyncIterator[RequestBody]:
-        """Gives the form of a request to a block, which has to let go of what is large; the form does.
+        """Gives the form of a request to a block, which has to drop what is large; the form does.
 
         ``client`` is the name of its key. Raises RefusedError as ``read_form``, and if too many others come;
         OSError if there is no room for it.

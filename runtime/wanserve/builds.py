@@ -43,7 +43,7 @@ class Builds:
     def lacks(self, video: Video, known: frozenset[tuple[str, str]] | None = None) -> bool:
         """Returns whether a video's profile is not built.
 
-        ``known`` is what was built when a worker was started; None for what is built now.
+        ``known`` are the profiles that were built when a worker was started; None for those built now.
         """
         served = video.model in self._catalog.models
         return served and (video.model, video.shape["profile"]) not in (

@@ -93,7 +93,7 @@ class ServedModel:
         ]
 
     def _noise(self, experts: Sequence[str]) -> list[str]:
-        """Returns what the strengths of experts are called; nothing for a model with one transformer."""
+        """Returns the names of the experts' strengths; none for a model with one transformer."""
         called = dict(zip(TRANSFORMERS, EXPERTS, strict=True))
         return [called[name] for name in experts] if TRANSFORMERS[1] in self.manifest.components else []
 

@@ -236,7 +236,7 @@ class Device:
         self._queue.turns.look_again()
 
     async def _withhold(self, video: Video, why: str) -> None:
-        """Lets all videos of a model wait for the next start of the server."""
+        """Withholds all videos of a model until the next start of the server."""
         tell("model withheld", WARNING, model=video.model, reason=why)
         self._queue.withheld[video.model] = self._queue.board.told(why)
         for one in (video, *self._queue.waiting):
@@ -284,7 +284,7 @@ class Device:
             await writer.drain()
 
     def hurry(self) -> None:
-        """Lets ``stop`` wait no longer."""
+        """Ends the waiting of ``stop``."""
         self._hurried.set()
 
     async def stop(self, seconds: float) -> None:

@@ -59,7 +59,7 @@ class Dispatcher:
         return video
 
     def look_again(self) -> None:
-        """Lets those who wait in ``next`` look again: there is another video, or a worker has fewer."""
+        """Has the callers that wait in ``next`` look again: there is another video, or a worker has fewer."""
         self._wake.set()
 
     def _fitting(self, held: Held) -> Video | None:

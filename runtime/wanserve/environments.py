@@ -14,7 +14,7 @@ ROOT = Path("/")
 
 
 def environments(manifests: Sequence[Any], workers: int | None, root: Path = ROOT) -> list[dict[str, str]]:
-    """Returns what each worker has in its environment besides the server's: the device that it may see.
+    """Returns each worker's environment variables besides the server's: the device that it may see.
 
     Args:
         manifests: those of the artifacts.

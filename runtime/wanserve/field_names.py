@@ -87,7 +87,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
 
 
 def page_text(row: Row, kinds: Iterable[str], choices: Iterable[Any]) -> str:
-    """Returns what the page says of an option of one model, with names of other options as ``code``.
+    """Returns the page's text about an option of one model, with names of other options as ``code``.
 
     ``kinds`` is what the model is, in the words of the rows' ``models``; ``choices`` are the values of the
     option that it has.
@@ -97,7 +97,7 @@ def page_text(row: Row, kinds: Iterable[str], choices: Iterable[Any]) -> str:
 
 
 def api_text(row: Row) -> str:
-    """Returns what OpenAPI says of an option: of all models, with those that have it, and its default."""
+    """Returns OpenAPI's text about an option: of all models, with those that have it, and its default."""
     text = row.help if len(row.page) > 1 else row.page.get("", row.help)
     text = f"{text.rstrip('.')}{f' ({row.models})' if row.models else ''}."
     return _with_names(text + (f" Default: {row.default}." if row.default else ""))

@@ -48,7 +48,7 @@ MOST_FRAMES: Final = 10**9
 
 
 def decoded(name: str, text: str) -> Any:
-    """Returns what the JSON text of a field stands for."""
+    """Returns the value of a field's JSON text."""
     check_json(text.encode())
     try:
         return msgspec.json.decode(text)
@@ -140,7 +140,7 @@ def _lora(value: Any, name: str, text: bool) -> dict[str, Any]:
 
 
 def is_live(value: Any) -> bool:
-    """Returns what the field says, also as a form has it. Raises RefusedError for another value."""
+    """Returns the field's value, also as a form has it. Raises RefusedError for another value."""
     if value not in (True, False, "true", "false") or type(value) is int:
         raise mistyped("live", "true or false", value)
     return value in (True, "true")

@@ -92,7 +92,7 @@ class Body:
         return self.spelled.get(option, option)
 
     def live_state(self, settings: Settings, client_seconds: float | None, fps: float) -> LiveState | None:
-        """Returns what makes the video live; raises RefusedError for one that is too long.
+        """Returns the state of a live video, None for another; raises RefusedError for one that is too long.
 
         ``client_seconds`` are the client's own limit, None for none.
         """

@@ -1,4 +1,4 @@
-"""The files of a server: the database, and a folder for each video with what came and what was made."""
+"""The files of a server: the database, and a folder for each video with its uploads and results."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Folders:
     def clean(self, known: Collection[str], removed: Collection[str]) -> list[Path]:
         """Removes folders, left by a sudden end, of requests that became no videos and of removed videos.
 
-        ``known`` and ``removed`` are ids of videos. Folders with other names are somebody else's, and stay.
+        ``known`` and ``removed`` are ids of videos. Folders with other names are not the server's, and stay.
         So do those of unknown videos with results: the database may have been lost. Returns these.
         """
         unknown = list[Path]()
@@ -117,7 +117,7 @@ class Folders:
 
     @staticmethod
     def names(folder: Path, uploads: Iterable[Upload]) -> dict[str, str]:
-        """Returns what clients get for paths in the folder of a request or a video: their own names."""
+        """Returns the clients' names for paths in the folder of a request or a video."""
         return {str(folder / one.file): one.name for one in uploads} | {f"{folder}/": ""}
 
     def out(self, video: Video) -> Path:

@@ -162,7 +162,7 @@ class Guard:
         return RefusedError("the request is too large", 413, code="too_large", expected=expected)
 
     def _bounded(self, receive: Receive, left: int) -> Receive:
-        """Returns what receives a body: at most ``left`` bytes, and within its time."""
+        """Returns a function that receives a body: at most ``left`` bytes, and within its time."""
         end: float | None = None
 
         async def bounded() -> Message:

@@ -110,7 +110,7 @@ class Intake:
     async def _put(
         self, client: Client, folder: Path, videos: list[Video], made: list[Generation]
     ) -> list[Video]:
-        """Lets all of these videos wait, or none; returns them, or those that their key has."""
+        """Queues all of these videos, or none; returns them, or those that their key has."""
         given = [
             (video, partial(self._settle, folder, video, generation, video is not videos[-1]))
             for video, generation in zip(videos, made, strict=True)

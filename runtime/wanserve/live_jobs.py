@@ -267,7 +267,7 @@ class LiveJobs:
             await asyncio.gather(*(one.close() for one in self._here.values() if one.runs))
 
     async def join(self, video: Video) -> None:
-        """Makes one file of what is kept of a video that ends, if it is live; it is not stopped any more."""
+        """Makes one file of the kept fragments of a live video that ends; it is not stopped any more."""
         if (live := video.live) is None:
             return
         if (one := self._here.get(video.id)) is not None:

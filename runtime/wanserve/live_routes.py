@@ -1,4 +1,4 @@
-"""The route of live videos, which answers what is made as it is made."""
+"""The route of live videos, which answers fragments as they are made."""
 
 from __future__ import annotations
 

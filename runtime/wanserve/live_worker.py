@@ -158,7 +158,7 @@ class _Files:
 def _writing(
     job: Job, metadata: dict[str, Any], send: Callable[[Fragment], None], took: Callable[[Timings], None]
 ) -> Iterator[Callable[[Chunk], None]]:
-    """Gives what writes chunks on another thread, while the next one is made."""
+    """Yields a function that writes chunks on another thread, while the next one is made."""
     parts, profile = list[bytes](), job.generation.profile
     files = _Files(job, metadata, send, took, parts)
     size = profile.width, profile.height

@@ -1,6 +1,6 @@
 """The server's log: one line for each event of a job, a request or a worker, for people or as JSON.
 
-No line above the level debug has a prompt, or the words that somebody has searched for.
+No line above the level debug has a prompt, or the words of a search.
 """
 
 from __future__ import annotations

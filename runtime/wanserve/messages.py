@@ -70,7 +70,7 @@ class Cancel(Struct, tag=True):
 
 
 class Look(Struct, tag=True):
-    """To a worker: somebody looks at this job, so a preview of it is wanted."""
+    """To a worker: a client looks at this job, so a preview of it is wanted."""
 
     id: str
 

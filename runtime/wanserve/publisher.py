@@ -71,11 +71,11 @@ class Publisher:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody listens."""
+        """Whether there is a listener."""
         return bool(self._listeners)
 
     def hears(self, owner: str, id: str) -> bool:
-        """Whether anybody listens to a video."""
+        """Whether a video has a listener."""
         return any(listener.hears(owner, id) for listener in self._listeners)
 
     def listen(self, owner: str | None, id: str | None = None) -> Listener:

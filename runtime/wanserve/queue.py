@@ -260,7 +260,7 @@ class Queue:
         await self._end(video, "failed")
 
     async def again(self, video: Video, reason: str) -> bool:
-        """Lets a video run again if that was not tried too often; returns whether it may."""
+        """Queues a video again if it was not tried too often; returns whether it may run."""
         if video.attempts >= self._settings.attempts or video.plays:
             return False
         tell("runs again", WARNING, id=video.id, reason=reason)

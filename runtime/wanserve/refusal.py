@@ -105,7 +105,7 @@ def kind(status: int) -> str:
 
 
 def unknown(name: str, expected: str | None = None, remedy: str | None = None) -> RefusedError:
-    """Returns the error of a field that there is not."""
+    """Returns the error of an unknown field."""
     what = f"unknown field {name[:60]!r}"
     return RefusedError(what, param=name[:60], code="unknown_parameter", expected=expected, remedy=remedy)
 

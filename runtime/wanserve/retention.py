@@ -40,8 +40,8 @@ def outdated(
 async def restored(store: VideoDatabase, folders: Folders) -> list[Video]:
     """Returns the videos that wait, the next one first: what a worker had waits again.
 
-    A live video that somebody may have seen a part of does not: it has failed, or has ended if no more was
-    wanted, and what was made of it plays.
+    A live video whose first part a client may have seen does not: it has failed, or has ended if no more was
+    wanted, and its fragments play.
     """
 
     def again(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
@@ -74,7 +74,7 @@ async def restored(store: VideoDatabase, folders: Folders) -> list[Video]:
 
 
 async def _joined(video: Video, store: VideoDatabase, folders: Folders) -> None:
-    """Makes one file of what is left of a live video."""
+    """Makes one file of a live video's fragments."""
     if video.live is not None and video.over:
         files = folders.live(video)
         await asyncio.to_thread(files.join, video.live.made)

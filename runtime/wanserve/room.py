@@ -32,7 +32,7 @@ class Room:
         self._logged: str | None = None
 
     def lack(self, nbytes: int = 0) -> str | None:
-        """Returns what there is too little of for so many bytes more; None for nothing."""
+        """Returns what is too scarce for so many bytes more, in words; None for nothing."""
         try:
             os.close(os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC))
             return NO_SPACE if self.left() < nbytes else None
@@ -40,7 +40,7 @@ class Room:
             return NO_FILES if error.errno in _NO_FILES else "the folder of the jobs cannot be read"
 
     def lack_logged(self) -> str | None:
-        """Returns what there is too little of for anything; None for nothing. A change is logged."""
+        """Returns what is too scarce for any video, in words; None for nothing. A change is logged."""
         problem = self.lack()
         if problem != self._logged:
             LOG.warning("%s", problem or "there is room again")
@@ -58,7 +58,7 @@ class Room:
             raise self._error(problem)
 
     def refusal(self, error: BaseException) -> RefusedError | None:
-        """Returns what a client gets for an error that means want of room; None for another error."""
+        """Returns the refusal for an error that means want of room; None for another error."""
         code = getattr(error, "sqlite_errorcode", None)
         if lacks_space(error) or code == sqlite3.SQLITE_FULL:
             return self._error(NO_SPACE)

@@ -25,7 +25,7 @@ Handler = Callable[[Any, Request], Awaitable[Response]]
 
 
 def schema_of(name: str) -> Mapping[str, Any]:
-    """Returns what stands for one of the document's named schemas."""
+    """Returns the reference to one of the document's named schemas."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -115,7 +115,7 @@ def route(
     failure: Content = ERROR,
     needs_key: bool = True,
 ) -> Callable[[Handler], Route]:
-    """Returns what declares a method to be a route; its docstring is what the document and the page say."""
+    """Returns the decorator of a method that is a route; the document and the page show its docstring."""
     return lambda handler: Route(method, path, handler, parameters, body, answer, failure, needs_key)
 
 

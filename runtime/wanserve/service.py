@@ -252,7 +252,7 @@ class Service:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
 
     def _take_signals(self) -> None:
-        """Lets SIGTERM and Ctrl-C end the server; a second one does so at once."""
+        """Has SIGTERM and Ctrl-C end the server, a second one at once."""
 
         def come() -> None:
             if self._end.is_set():
@@ -282,7 +282,7 @@ class Service:
 
 
 def _give_back_memory() -> None:
-    """Has what is large freed to the system at once: pictures would stay in the heaps of the threads."""
+    """Has large blocks freed to the system at once: pictures would stay in the heaps of the threads."""
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
@@ -335,7 +335,7 @@ def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _refuse_http(request: Request, error: Exception) -> Response:
-    """Answers Starlette's own errors, of a path or a method that there is not."""
+    """Answers Starlette's own errors, of an unknown path or method."""
     assert isinstance(error, HTTPException)
     what = {
         404: "there is nothing at this address; openapi.json says what there is, and healthz is the check",

@@ -115,7 +115,7 @@ class LiveBatch(Batch):
         self._written: _Written | None = None
 
     def say_count(self) -> None:
-        """Prints what is there when a signal ends the process, as it ends a video without end."""
+        """Prints how much was made when a signal ends the process, as it ends a video without end."""
         if self._written is not None and self._written.frames:
             say(f"{self._written}\n")
 
@@ -160,7 +160,7 @@ class LiveBatch(Batch):
 
     @contextlib.contextmanager
     def _sink(self, path: Path) -> Iterator[Sink]:
-        """Gives what takes the video's bytes, and counts them."""
+        """Yields a function that takes the video's bytes, and counts them."""
         written = self._written
         assert written is not None
         with contextlib.ExitStack() as opened:

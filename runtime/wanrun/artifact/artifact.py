@@ -281,7 +281,7 @@ def open_artifact(folder: str | os.PathLike[str], origin: str = "", again: bool 
 
 
 def groups(names: Iterable[Named]) -> list[list[Named]]:
-    """Returns files by what is compared together: a parameter's files in order, or one other file."""
+    """Returns files in groups that are compared together: a parameter's files in order, or one other file."""
     found: dict[str, list[Named]] = {}
     for one in names:
         found.setdefault(one.group, []).append(one)

@@ -74,7 +74,7 @@ def mesh_text(sizes: Sizes) -> str:
 
 
 def name_suffix(sizes: Sizes) -> str:
-    """Returns what a mesh adds to its target's name: ``-data2-context4``, nothing for one device."""
+    """Returns a mesh's ending of its target's name: ``-data2-context4``, nothing for one device."""
     return "".join(f"-{axis}{size}" for axis, size in normal(sizes).items())
 
 

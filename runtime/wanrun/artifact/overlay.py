@@ -60,7 +60,7 @@ def overlaid(artifact: Artifact) -> Artifact:
 
 
 def _whole(there: Artifact, own: Set[tuple[str, str]]) -> Artifact:
-    """Returns what was built, with those profiles of which no file is missing here and in the artifact."""
+    """Returns the overlay, with the profiles of which no file is missing here and in the artifact."""
 
     def missing(part: Artifact) -> bool:
         files = [one.name for one in part.named() if (one.name, one.sha256) not in own]

@@ -99,7 +99,7 @@ def nest(flat: Mapping[str, Any]) -> Tree:
 
 
 def flat(tree: Tree) -> dict[str, Any]:
-    """Returns what ``nest`` was given: the leaves of nested dicts by path."""
+    """Returns the leaves of nested dicts by path, the reverse of ``nest``."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         below = flat(value) if isinstance(value, dict) else {"": value}

@@ -134,7 +134,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         return self.windows * self.steps * len(self.chunks) + self.longer
 
     def after(self, parts: int) -> Counts:
-        """Returns what is left where an ended run has made so many parts: clips, or all steps of windows."""
+        """Returns the work that is left where an ended run has made parts: clips, or all steps of windows."""
         if parts and self.blended:  # the other parts are decoded windows
             return msgspec.structs.replace(self, steps=0, guided=0, skipping=0, experts=0)
         left = self.windows - parts

@@ -53,7 +53,7 @@ def split_w8a8(name: str) -> tuple[str, bool]:
 
 
 def named_target(text: str, chips: Collection[str]) -> TargetName | None:
-    """Returns what a target's name means: ``v7x-w8a8-8``, ``RTX 4090``, ``5090``, ``nvidia-h100-8``.
+    """Returns the meaning of a target's name: ``v7x-w8a8-8``, ``RTX 4090``, ``5090``, ``nvidia-h100-8``.
 
     A name may lack vendor, family and memory, and have capitals, spaces and dashes of its own; all else has
     to be there, since an RTX 4070 is no RTX 4070 Ti.

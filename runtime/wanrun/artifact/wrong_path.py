@@ -11,7 +11,7 @@ _WHOLE = f"convert the checkpoint that it belongs to: {_CONVERT.format('CHECKPOI
 
 
 def wrong_path(path: Path, manifest: str) -> tuple[str, str]:
-    """Returns what is at a path where an artifact was expected, and what to do."""
+    """Returns a description of a path where an artifact was expected, and what to do."""
     if path.is_dir():
         if (path / "model_index.json").is_file():
             return "a checkpoint", f"convert it: {_CONVERT.format(path)}"

@@ -1,4 +1,4 @@
-"""Programs that run twice for each call: the artifact's executable, and what is compiled here."""
+"""Programs that run twice for each call: the artifact's executable, and one that is compiled here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Twins:
     def beside(
         self, name: str, program: Program, shipped: Callable[..., Any], native: Callable[[], Native]
     ) -> Callable[..., Any]:
-        """Returns a function that calls both, compares what they return, and returns what was computed here.
+        """Returns a function that calls both, compares their results, and returns the one of this machine's.
 
         ``shipped`` is the artifact's executable. ``native`` compiles the program here; it is called once,
         before the first comparison.
@@ -61,7 +61,7 @@ class Twins:
         return call
 
     def _ran(self, name: str, shipped: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        """Returns what an executable gives, on the host; None where it does not run."""
+        """Returns an executable's result on the host; None where it does not run."""
         try:
             return jax.tree.map(np.asarray, shipped(**arguments))
         except RuntimeError as error:  # of XLA, and of what it calls
@@ -76,7 +76,7 @@ class Twins:
         return tuple(dict.fromkeys((*differing, *self.unusable)))
 
     def keep(self) -> None:
-        """Keeps what was compiled here of the programs whose executables are not to be used."""
+        """Keeps the local executables of the programs whose own are not to be used."""
         for name in self._native.keys() & set(self.native()):
             self._native[name].keep()
 

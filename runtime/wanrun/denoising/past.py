@@ -17,7 +17,7 @@ import numpy as np
 from wanrun.denoising.noise import Noise
 
 LEAST, MOST = 0.111, 0.135
-"""The sizes of the noise of what is given. More of it gives more movement."""
+"""The sizes of the noise of the given frames. More of it gives more movement."""
 
 
 @dataclass(frozen=True)

@@ -253,7 +253,7 @@ def enlarged(
     draw: Callable[[Sequence[int]], np.ndarray],
     gamma: float = 1 / 3,
 ) -> np.ndarray:
-    """Returns what a stage begins with, (..., 2 h, 2 w), of the latents (..., h, w) of the one before.
+    """Returns a stage's first latents, (..., 2 h, 2 w), of the latents (..., h, w) of the one before.
 
     Args:
         latents: of the stage before.

@@ -352,7 +352,7 @@ def _rows(
 
 
 def _guided_by(steps: ExpertRange, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns what the steps' own guider has of an input, for each step."""
+    """Returns the values that the guider of these steps gives an input, for each step."""
     if name == SKIPPED_LAYERS:
         return np.isin(np.arange(*shape), steps.skip_layers)
     if name == "skip_scale" and steps.skip_scales:

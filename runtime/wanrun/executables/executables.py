@@ -125,7 +125,7 @@ class Executables:
         self._beside: Beside | None = None
 
     def run_twice(self, beside: Beside) -> None:
-        """Lets executables that are loaded from now on run beside those that are compiled here.
+        """Has executables that are loaded from now on compared with those that are compiled here.
 
         One that cannot be loaded is compiled here, and reported.
         """

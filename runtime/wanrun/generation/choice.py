@@ -65,7 +65,7 @@ class Choice:
         return None
 
     def trust(self, selected: SelectedTarget) -> Trust:
-        """Returns what trusts the executables of a target."""
+        """Returns the ``Trust`` of a target's executables."""
         how = {"memory": "stream"} if self.policy.form == "stream" else {}
         if wants_cpu(self.policy.text_encoder_device, selected):
             how["text_encoder_device"] = "cpu"

@@ -193,7 +193,7 @@ class Conditioning:
         return made
 
     def _encode_given(self, arrays: Mapping[str, Any]) -> Given:
-        """Returns what the video goes on after: the first frame alone, and each chunk, in a call each."""
+        """Returns the past of a video that continues another: its first frame and its chunks, a call each."""
         item = next(one for one in self._task.past.values() if one.array in arrays)
         frames, length = arrays[item.array], self._model.chunk_frames
         counted = item.count or ""  # the manifest's check says so

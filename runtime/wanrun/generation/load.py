@@ -199,7 +199,7 @@ def on_device(
 
 
 def _checked(trust: Trust, device: OpenDevice) -> Callable[[Profile], Collection[str]]:
-    """Returns what checks that a profile's executables are trusted on an open device."""
+    """Returns a function that checks whether a profile's executables are trusted on an open device."""
     found = device_environment(device.devices)
 
     def check(profile: Profile) -> Collection[str]:

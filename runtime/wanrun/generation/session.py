@@ -171,7 +171,7 @@ class Session(Sampler):
         unfinished(self.programs.request(programs=programs, components=components))
 
     def tiny_decoder(self, decoder: str | None) -> TinyDecoder | None:
-        """Returns what decodes previews of a video of this decoder; None for one that does not load it."""
+        """Returns the decoder of previews for a video of this decoder; None for one that does not load it."""
         if decoder != "tiny" or self._opened.device.group is not None:
             return None
         figures = self._opened.selected.target.statistics.get(self.profile.name, {})
@@ -256,7 +256,7 @@ class Sessions:
             return self._made[profile.name]
 
     def forget(self) -> None:
-        """Lets go of the last images and videos, and their encodings."""
+        """Drops the last images and videos, and their encodings."""
         self._last.clear()
 
 

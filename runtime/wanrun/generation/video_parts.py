@@ -26,7 +26,7 @@ from wanrun.request.generation import Generation, deciding_facts
 _RECORD, _FRAMES, _LATENTS = "parts.json", "frames", "latents.npy"
 _MAX_RECORD_BYTES = 2**24
 _PIECE_BYTES = 2**24
-"""Of the frames of a folder, what is read at once."""
+"""Bytes of a folder's frames that are read at once."""
 
 
 def spool_for(

@@ -88,7 +88,7 @@ class Windowing:
         self._parts.end(latents)
 
     def _continued(self) -> dict[str, Any]:
-        """Returns what the next clip takes of the last frame: its first image, by its input."""
+        """Returns the next clip's first image, which is the last frame, by its input."""
         assert self._task.chained is not None  # a request of clips is refused otherwise
         return beginning(self._task.chained, self._parts.last[0], self._profile.num_frames)
 

@@ -126,7 +126,7 @@ def run_job(
 
 
 def _telling(progress: Progress, look: Callable[[int, Step], object] | None, passed: Passed) -> OnStep:
-    """Returns what a pipeline calls after each step."""
+    """Returns the function that a pipeline calls after each step."""
     pass_on = passing(passed)
 
     def told(done: int, total: int) -> None:

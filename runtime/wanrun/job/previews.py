@@ -1,4 +1,4 @@
-"""Previews of a video that is being made, while somebody looks, paced so that no step is slower for them."""
+"""Previews of a video that is being made, on request, paced so that no step is slower for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RARE_SECONDS: Final = 60.0
 
 
 class Previews:
-    """Makes previews of one job between its steps, if somebody has looked since the last one.
+    """Makes previews of one job between its steps, if one was asked for since the last one.
 
     They are a linear map of the latents; those of a video of the tiny decoder are decoded by it, once that
     takes a small share of the time of the steps too.

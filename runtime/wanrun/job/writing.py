@@ -100,7 +100,7 @@ class Writing:
             self._files[made.video].put(made.frames)
 
     def _writer(self, output: Output, made: Frames) -> Callable[[Iterator[np.ndarray]], None]:
-        """Returns what writes the file of a video."""
+        """Returns the function that writes the file of a video."""
         from wanrun.media.write_video import write_pieces
 
         metadata = {**made.options, **self._facts, "video": output.video}

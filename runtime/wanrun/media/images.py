@@ -173,7 +173,7 @@ def probe_image(source: ImageSource, option: str, cancel: CancelToken | None = N
 
 
 def left_out(image: Image.Image) -> tuple[str, ...]:
-    """Returns what was left out of an image of ``read_image``, one line each."""
+    """Returns notes about the parts of an image that ``read_image`` left out, one line each."""
     notes: tuple[str, ...] = image.info.get(NOTES, ())
     return notes
 

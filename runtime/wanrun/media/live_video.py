@@ -261,7 +261,7 @@ class _Tags:
 
 @contextlib.contextmanager
 def one_behind(write: Callable[[Item], object]) -> Iterator[Callable[[Item], None]]:
-    """Gives what writes chunks on another thread, while the next one is made.
+    """Yields a function that writes chunks on another thread, while the next one is made.
 
     Args:
         write: writes one. What it raises is raised as the next one is given, or at the end.

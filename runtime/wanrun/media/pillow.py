@@ -35,7 +35,7 @@ STRIP_BYTES = 2**22
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF
 
 NOTES = "wanrun.notes"
-"""The key of an image's ``info`` with what was left out of its file."""
+"""The key of an image's ``info`` with notes about the parts of its file that were left out."""
 
 HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc")
 """The brands of HEIC at the beginning of a file. AVIF shares others with it."""
@@ -164,7 +164,7 @@ CONVERSIONS: Mapping[str, Convert] = MappingProxyType({"rgb": rgb, "mask": mask}
 
 
 def notes_of(image: Image.Image) -> tuple[str, ...]:
-    """Returns what ``rgb`` leaves out of a decoded image, one line each."""
+    """Returns notes about the parts of a decoded image that ``rgb`` leaves out, one line each."""
     notes = list[str]()
     # A photo of several pictures, such as an iPhone's with its brightness, is no animation.
     if getattr(image, "is_animated", False) and image.format not in ("JPEG", "MPO"):

@@ -150,7 +150,7 @@ def _tiny_samples(pipeline: Pipeline, latents: np.ndarray) -> tuple[int, ...]:
 
 
 def recorded_generation(pipeline: Pipeline, loop: str | None = None, steps: int | None = None) -> Generation:
-    """Returns what is recorded of a pipeline's loaded profile; arguments as of ``replayed``."""
+    """Returns the record of a pipeline's loaded profile; arguments as of ``replayed``."""
     manifest, profile = pipeline.manifest, pipeline.profile
     scale = GUIDANCE_SCALE if profile.guidance and not has_guidance(manifest) else None
     looped = any(FORMS[form].looped for form in profile.options.forms)

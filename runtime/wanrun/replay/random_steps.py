@@ -129,7 +129,7 @@ class DrawnSteps:
         return made.after(sampler) if FORMS[form].chunked else made
 
     def after(self, sampler: Sampler, seed: int = 0) -> DrawnSteps:
-        """Returns the same steps of a chunk after others, of which what is kept is drawn by a seed."""
+        """Returns the same steps of a chunk after others, whose cache is drawn by a seed."""
         import jax
 
         (keeper,) = sampler.programs.with_role(REMEMBER)
@@ -140,7 +140,7 @@ class DrawnSteps:
         return replace(self, past={**jax.tree.unflatten(tree, kept), "chunk": np.int32(CHUNK)})
 
     def remembered(self, sampler: Sampler, start: LoopStart) -> Any:
-        """Returns what is kept after a chunk that has the state's latents. Raises as ``Sampler.steps``."""
+        """Returns the cache after a chunk that has the state's latents. Raises as ``Sampler.steps``."""
         (steps,), (keeper,) = self.run.ranges, sampler.programs.with_role(REMEMBER)
         program = sampler.programs.of_expert(keeper, steps.transformer, self.run.loras)
         constant = sampler.prepare(self.run, start.conditions, steps)
@@ -159,7 +159,7 @@ class DrawnSteps:
         return sampler.steps(self.run, self.given, start.conditions, Noise(0), self.past)
 
     def predictions(self, found: State) -> list[np.ndarray]:
-        """Returns what each step predicts of the clean sample, float64, from the state after them."""
+        """Returns each step's prediction of the clean sample, float64, from the state after them."""
         after = flat(found)
         return [after["m1"]] if len(self.rows) == 1 else [after["m2"], after["m1"]]
 

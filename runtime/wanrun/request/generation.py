@@ -214,7 +214,7 @@ class Generation:
         return model.chunks.within(latent_frames(self.manifest, frames)) if frames else 0
 
     def counts(self, inputs: Inputs | None = None) -> Counts:
-        """Returns what is done how often. Inputs that were read may decide the frames, and the windows."""
+        """Returns how often each thing is done. Inputs that were read may decide frames and windows."""
         blending, length, chunks = self.blending, self.profile.num_frames, self.manifest.model.chunks
         if chunks is not None:
             length = self.options["num_frames"]
@@ -253,7 +253,7 @@ class Generation:
         )
 
     def cost(self, inputs: Inputs | None = None) -> Cost:
-        """Returns what the generation will take; inputs as for ``counts``."""
+        """Returns the generation's cost; inputs as for ``counts``."""
         return cost_of(self.counts(inputs), self.manifest, self.profile)
 
 

@@ -123,7 +123,7 @@ def _guided_by(
 
 
 def _skipped(given: Iterable[int], layers: int) -> list[int]:
-    """Returns the layers in order; raises UsageError for none, for all, and for one that there is not."""
+    """Returns the layers in order; raises UsageError for none, for all, and for one that does not exist."""
     name, skipped = field("skip_layers"), sorted(set(given))
     if not skipped or skipped[-1] >= layers or len(skipped) == layers:
         raise UsageError(

@@ -30,7 +30,7 @@ def print_result(*lines: str) -> None:
 
 
 def report(*lines: str) -> None:
-    """Prints lines of what was done. If standard output cannot be written, the work goes on, with a warning.
+    """Prints lines about finished work. If standard output fails, the work goes on, with a warning.
 
     Raises:
         BrokenPipeError: if the reader of the output has gone.

@@ -44,7 +44,7 @@ def protocol_of(environment: Mapping[str, str]) -> Protocol | None:
 
 
 def pictures_here(stream: TextIO | None = None) -> Pictures | None:
-    """Returns what draws on a stream, by default stderr; None where nothing can be drawn."""
+    """Returns the ``Pictures`` of a stream, by default stderr; None where nothing can be drawn."""
     stream = sys.stderr if stream is None else stream
     protocol = protocol_of(os.environ)
     return Pictures(stream, protocol) if protocol is not None and stream.isatty() else None

@@ -66,7 +66,7 @@ def progress_of(span: Span) -> tuple[int, int, str] | None:
 
 
 def told(spans: Sequence[Span]) -> str:
-    """Returns what goes on in words, such as ``reading vae (0.21 GB of 0.51 GB), loading decode_video``."""
+    """Returns the running spans in words: ``reading vae (0.21 GB of 0.51 GB), loading decode_video``."""
     parts: dict[str, None] = {}
     for one in spans:
         if one.phase in WORDS:

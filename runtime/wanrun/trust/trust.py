@@ -123,7 +123,7 @@ class Trust:
             return
         facts = self.facts(profile)
         verdict = known_verdict(self.artifact, facts)
-        if verdict is None:  # somebody has removed it meanwhile
+        if verdict is None:  # it was removed meanwhile
             return
         for name, tried in verdict.device.items():
             if tried != found[name]:

@@ -66,7 +66,7 @@ class KeptLoras:
         self._lock = threading.Lock()
 
     def get(self, choice: _Key) -> _Placed | None:
-        """Returns what a choice has there; None if it is not there."""
+        """Returns the arrays of a choice; None if they are not there."""
         with self._lock:
             if choice not in self._placed:
                 return None
@@ -161,7 +161,7 @@ class FilledSlots:
         return combined(chosen, expert, self._slots.shapes, self._slots.dtype)
 
     def _placed(self, choice: Choice) -> _Placed:
-        """Returns what a choice has on the device; puts it there if it is not."""
+        """Returns the arrays of a choice on the device; puts them there if they are not."""
         if (found := self._kept.get((self._slots, choice))) is None:
             changes, nbytes = self._combined(choice[0]), self._slots.nbytes
             self._kept.make_room(nbytes)

@@ -76,7 +76,7 @@ def _damage(
 
 
 def _saved_again(folder: Path, layout: ArrayLayout) -> Path | None:
-    """Returns what shows that another program, as Orbax, saved an array of this checkpoint again."""
+    """Returns the sign that another program, as Orbax, saved an array of this checkpoint again."""
     for trace in (folder / ".zarray", folder.parent / "manifest.ocdbt", folder.parent / "state"):
         if trace.exists():
             return trace
