@@ -1,1 +1,1 @@
-"""Runs executables that were built without their chip, and compares them with local ones of the same StableHLO."""
+"""Runs executables that were built without their chip, and compares them with ones compiled on it."""
