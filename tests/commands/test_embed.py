@@ -208,7 +208,7 @@ def test_nothing_that_can_run_here(
         check_json(line, "not_built", message=artifact, remedy="wanbuild compile")
     check_json(line, "not_built", found="riscv64")
     assert command("--artifact", tmp_path / "missing") == 3
-    check_json(one_error(capsys), "wrong_kind", message=tmp_path / "missing")
+    check_json(one_error(capsys), "missing_file", message=tmp_path / "missing")
     assert encoded == [] and files(two) == set()
 
 

@@ -111,7 +111,7 @@ def test_impossible_meshes(cli: Any, toy_artifact: Path, tmp_path: Path) -> None
             "mismatch",
             {"message": "context", "expected": 2, "found": 4, "remedy": "--mesh data=2"},
         ),
-        ("x=2", "invalid_value", {"message": ("--mesh", "data, ring, fsdp", "'x'")}),
+        ("x=2", "unknown_name", {"message": "--mesh", "expected": "data, ring, fsdp", "found": "'x'"}),
         ("data=4", "mismatch", {"message": "data", "found": 4}),
     ):
         check_json(cli.fails(2, *command, "--mesh", mesh), error, **parts)
