@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from helpers.generations import toy_manifest
 from helpers.manifests import with_model
 from helpers.terminal import Terminal, until
 from wanbuild import build
 from wanbuild import cli as commands
-from wanbuild.build import convert
 from wanbuild.build_options import BuildOptions, CompileRequest
-from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.programs.compile import shapes
 from wanbuild.progress_line import ProgressLine
 from wanbuild.recipe import read_recipe
-from wanbuild.toy.toy_checkpoint import write_toy
 from wanbuild.variants.table import variants
 from wancli.console import run
 from wanrun.artifact.manifest import read_manifest
@@ -41,8 +39,8 @@ def test_the_default_profile_is_the_variant_s(
 ) -> None:
     """Size and frames, each of them alone too, on the command line and in a recipe."""
     row, artifact = variants()[variant], tmp_path / "artifact"
-    write_toy(tmp_path / "toy", variant)
-    convert(ConvertRequest(tmp_path / "toy", artifact))
+    artifact.mkdir()
+    toy_manifest(variant).write(artifact)
     for options in ([], ["--size", "96x64"], ["--frames", "9", "--frames", "5"]):
         arguments = ["compile", "--artifact", str(artifact), *options]
         assert CliRunner().invoke(commands.wanbuild, arguments).exit_code == 0

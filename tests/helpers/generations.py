@@ -1,4 +1,4 @@
-"""Generations of published models, as plans have them: nothing is read but published figures."""
+"""Manifests of toys and generations of published models, as plans have them: no weights are written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ from typing import Any
 
 from wanbuild.build_options import BuildOptions
 from wanbuild.plan.planned_generation import PlannedGeneration
-from wanbuild.plan.published_model import published_manifest, published_names
+from wanbuild.plan.published_model import model_manifest, published_manifest, published_names
 from wanbuild.programs.shape import Shape
 from wanbuild.targets.chips import CHIPS
+from wanbuild.toy.toy_configs import TOY_VARIANTS
+from wanbuild.variants.table import variants
+from wanrun.artifact.manifest import Manifest
+
+
+def toy_manifest(variant: str) -> Manifest:
+    """The manifest of a toy, as its conversion writes it but for files and checksums."""
+    toy = TOY_VARIANTS[variant]
+    return model_manifest(variants()[variant], toy.configs, toy.index.get("boundary_ratio"))
 
 
 def generation(

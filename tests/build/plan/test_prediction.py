@@ -167,9 +167,10 @@ def test_a_transformer_has_the_published_number_of_parameters() -> None:
     assert count == pytest.approx(16.4e9, rel=0.01)
 
 
-def test_a_checkpoint_has_the_layouts_that_its_conversion_writes(toy_artifact: Path, tmp_path: Path) -> None:
-    write_toy(tmp_path / "toy")
-    with open_source(tmp_path / "toy") as source:
+def test_a_checkpoint_has_the_layouts_that_its_conversion_writes(
+    toy_checkpoint: Path, toy_artifact: Path
+) -> None:
+    with open_source(toy_checkpoint) as source:
         configs = {
             name: {**part.config, **({"_class_name": part.class_name} if name in TRANSFORMERS else {})}
             for name, part in source.components.items()

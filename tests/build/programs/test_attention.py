@@ -12,19 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.generations import toy_manifest
 from wanbuild.build_options import BuildOptions
 from wanbuild.models.attention import Attention, BlockedAttention, Mask, blocked_attention
 from wanbuild.models.flash import FlashAttention
 from wanbuild.models.mosaic_wgmma import WgmmaAttention
-from wanbuild.plan.published_model import model_manifest
 from wanbuild.programs import attention_programs
 from wanbuild.programs.export import describe
 from wanbuild.programs.kinds import ProgramBuilder, kinds_of
 from wanbuild.programs.shape import Shape
 from wanbuild.programs.spec import ProgramSpec
 from wanbuild.targets.chips import CHIPS
-from wanbuild.toy.toy_configs import TOY_VARIANTS
-from wanbuild.variants.table import variants
 from wanrun.attest.random_inputs import attention_inputs
 from wanrun.executables.tolerance import ALIKE, relative_error
 
@@ -34,8 +32,7 @@ VARIANT, SHAPE = "wan2.1-i2v", Shape(112, 80, 9, 1, True)
 
 @pytest.fixture(scope="module")
 def builder() -> ProgramBuilder:
-    manifest = model_manifest(variants()[VARIANT], TOY_VARIANTS[VARIANT].configs)
-    return ProgramBuilder(manifest, SHAPE, BuildOptions(), CHIPS["v6e"].kernels)
+    return ProgramBuilder(toy_manifest(VARIANT), SHAPE, BuildOptions(), CHIPS["v6e"].kernels)
 
 
 Expected = Callable[[str], list[tuple[Mapping[str, np.ndarray], np.ndarray]]]

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from helpers.damage import PROGRAMS
+from helpers.generations import toy_manifest
 from helpers.manifests import plain_manifest, plain_model, programs_of, with_model
 from helpers.media_files import task_of
 from helpers.options import PROFILE as PLAIN
@@ -19,15 +20,13 @@ from wanbuild.build import compile_artifact
 from wanbuild.build_options import BuildOptions, CompileRequest
 from wanbuild.check import verify
 from wanbuild.check.findings import Findings
-from wanbuild.plan.published_model import model_manifest, published_manifest, published_names
+from wanbuild.plan.published_model import published_manifest, published_names
 from wanbuild.programs import compile
 from wanbuild.programs.export import export_program
 from wanbuild.programs.kinds import ProgramBuilder
 from wanbuild.programs.shape import Shape
 from wanbuild.staging import unlisted
 from wanbuild.targets.target import resolve_target
-from wanbuild.toy.toy_configs import TOY_VARIANTS
-from wanbuild.variants.table import variants
 from wanrun.artifact.artifact import open_artifact
 from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import UsageError
@@ -94,11 +93,6 @@ def test_the_manifest_says_what_a_program_takes(toy_artifact: Path) -> None:
     assert step.avals["inputs"]["guidance_scale"] == "float32[]"
     assert step.avals["inputs"]["latents"] == "float32[1,16,3,8,12]"
     assert programs["decode_video"].avals["outputs"]["frames"] == "uint8[4,64,96,3]"
-
-
-def toy_manifest(variant: str) -> Manifest:
-    """The manifest of a toy, as far as it says what is built."""
-    return model_manifest(variants()[variant], TOY_VARIANTS[variant].configs)
 
 
 def builder(manifest: Manifest, frames: int, size: tuple[int, int] = (96, 64)) -> ProgramBuilder:
