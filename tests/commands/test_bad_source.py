@@ -1,11 +1,9 @@
-"""A bad source, or a bad place to convert to: one clear line, the right exit code, and nothing touched."""
+"""A bad place to convert to, or a profile that cannot be built: one clear line, and nothing touched."""
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Iterator
-from hashlib import sha256
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from helpers.refusals import check_json
+from helpers.refusals import check_parts
+from hostile.refusal import edit_json, everything, refusal
 from wanbuild.cli import wanbuild
 from wancli.console import run
 from wanrun.codes import ErrorCode
@@ -30,14 +29,6 @@ def source(toy_checkpoint: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(toy_checkpoint, tmp_path / "source"))
 
 
-def contents(folder: Path) -> dict[str, str]:
-    """Every name below a folder, with the digest of its content."""
-    return {
-        path.relative_to(folder).as_posix(): sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        for path in sorted(folder.rglob("*"))
-    }
-
-
 @pytest.fixture(scope="module")
 def converted(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact without programs, which no test changes."""
@@ -47,34 +38,18 @@ def converted(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def refused(tmp_path: Path, converted: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Refused]:
+def refused(tmp_path: Path, converted: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
     """Runs wanbuild, which has to fail with one error and leave every file and folder as it was."""
 
-    def call(code: int, error: str, *arguments: object, **parts: object) -> dict[str, Any]:
-        before = contents(tmp_path), contents(converted.parent)
-        capsys.readouterr()
-        assert run(wanbuild, [*map(str, arguments), "--json-errors"]) == code
-        output = capsys.readouterr()
-        assert (
-            contents(tmp_path),
-            contents(converted.parent),
-        ) == before  # no artifact, no .building sibling, no lock
-        assert output.out == ""
-        return check_json(output.err, error, **parts)
+    def call(exit_code: int, code: str, *arguments: object, **parts: object) -> dict[str, Any]:
+        before = everything(converted.parent)
+        error = refusal(capsys, tmp_path, wanbuild, arguments, exit_code)
+        assert everything(converted.parent) == before  # no artifact, no .building sibling, no lock
+        assert error["code"] == code, error
+        check_parts(error, **parts)
+        return error
 
-    yield call
-
-
-def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    data = json.loads(path.read_text())
-    change(data)
-    path.write_text(json.dumps(data))
-
-
-def edit_tensors(path: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path)
+    return call
 
 
 def test_a_missing_folder(refused: Refused, tmp_path: Path) -> None:
@@ -96,10 +71,8 @@ def test_an_existing_artifact_is_kept(refused: Refused, toy_checkpoint: Path, co
 
 @pytest.mark.slow
 def test_an_artifact_is_not_replaced_by_a_bad_source(refused: Refused, source: Path, converted: Path) -> None:
-    def change(tensors: dict[str, np.ndarray]) -> None:
-        tensors["decoder.conv_out.bias"] = np.float32([0.1, np.nan, 0.2])
-
-    edit_tensors(source / VAE, change)
+    tensors = load_file(source / VAE)
+    save_file({**tensors, "decoder.conv_out.bias": np.array([0.1, np.nan, 0.2], np.float32)}, source / VAE)
     convert = "convert", source, "--artifact", converted, "--force"
     refused(4, "not_finite", *convert, message="decoder.conv_out.bias")
 

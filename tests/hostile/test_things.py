@@ -120,6 +120,7 @@ def _lora(folder: Path) -> tuple[object, ...]:
     return ("--artifact", folder / "artifact", "--lora", folder / "adapter_model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ENDLESS)
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", "recipe.toml"])
 def test_what_a_build_is_given(

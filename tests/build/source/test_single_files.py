@@ -397,7 +397,7 @@ def test_scales_that_are_missing_or_no_scales(
 
 
 def test_missing_parts_are_named(text_files: Mapping[str, Path]) -> None:
-    with refuses("missing_parameter", found="no --vae, no --tokenizer", remedy="tokenizer"):
+    with refuses("missing_parameter", found="--vae, no --tokenizer", remedy="tokenizer"):
         open_files({name: text_files[name] for name in ("transformer", "text_encoder")})
 
 
@@ -443,10 +443,9 @@ def test_parts_of_different_models(text_files: Mapping[str, Path], tmp_path: Pat
     write_with_published_heads(tmp_path / "checkpoint", "wan2.2-ti2v")
     save_file(original_vae(tmp_path / "checkpoint" / "vae"), tmp_path / "vae.safetensors")
     files = {**text_files, "vae": tmp_path / "vae.safetensors"}
-    with refuses(
-        "unsupported", SourceError, what="wan2.2-ti2v: transformer out_channels is 16, not 48"
-    ) as caught:
+    with refuses("unsupported", SourceError, what="wan2.2-ti2v: transformer out_channels") as caught:
         open_files(files)
+    assert {"16,", "48"} <= set(caught.value.what.split())
     assert all(f"--{name} {files[name]}" in str(caught.value.found) for name in ("transformer", "vae"))
 
 
