@@ -20,6 +20,7 @@ from wanbuild.check.reference_pipeline import Made, Reference, open_media
 from wanrun.artifact.guiders import OWN_OPTIONS
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
 from wanrun.denoising.guided_steps import GUIDED
+from wanrun.denoising.solvers import SOLVERS
 from wanrun.media.inputs import Media
 from wanrun.replay.samples import sample_mask
 
@@ -27,6 +28,16 @@ LATENTS = 1e-5  # the aim; seen: 1-3e-6, and the reference's own float32 noise a
 PROMPT = "a cat &amp; a dog,   in the  snow"
 NEGATIVE = "ugly, blurry"
 LOOPS = ("step", "scan")
+WITH_REFERENCE = tuple(
+    sorted(
+        name
+        for name, solver in SOLVERS.items()
+        if not (solver.scales_start or solver.trained_levels or name == "self-forcing")
+    )
+)
+"""The solvers that diffusers has too. rCM's two have no class there: their tables are those of euler and lcm,
+and their noise is scaled. Nor has dmd, whose levels tests/runtime/denoising compares with a search through
+all of them, nor self-forcing, whose published loop is written out there."""
 
 
 def generate(reference: Reference, **options: Any) -> Made:

@@ -24,7 +24,6 @@ from wanrun.generation.load import load
 
 SAME = 2e-6  # seen: 5e-7; sums of the same terms in another order
 
-Toys = Callable[[str], tuple[Path, Path]]
 VARIANTS_WITH_MEDIA = ("wan2.1-flf2v", "wan2.2-i2v", "wan2.2-ti2v", "wan2.2-vace", "wan2.2-animate")
 ALIKE = {"wan2.1-i2v": "wan2.1-flf2v", "wan2.1-vace": "wan2.2-vace"}
 """Variants that have nothing that another has not."""
@@ -85,30 +84,21 @@ class Toy:
 
 
 @pytest.fixture(scope="module")
-def toy_of(media_toy: Toys, request: pytest.FixtureRequest) -> Callable[[str], Toy]:
-    made: dict[str, Toy] = {}
-
-    def get(variant: str) -> Toy:
-        if variant not in made:
-            ti2v = variant == "wan2.2-ti2v"
-            artifact = request.getfixturevalue("ti2v_artifact") if ti2v else media_toy(variant)[1]
-            made[variant] = Toy(artifact)
-        return made[variant]
-
-    return get
+def programs_of(toy_of: Callable[[str], tuple[Path, Path]]) -> Callable[[str], Toy]:
+    return functools.cache(lambda variant: Toy(toy_of(variant)[1]))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("variant", VARIANTS_WITH_MEDIA)
-def test_the_cache_is_what_a_step_would_compute(toy_of: Callable[[str], Toy], variant: str) -> None:
-    toy = toy_of(variant)
+def test_the_cache_is_what_a_step_would_compute(programs_of: Callable[[str], Toy], variant: str) -> None:
+    toy = programs_of(variant)
     assert relative_error(toy.step(), toy.step(cached=False)) < SAME
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("variant", "multiple"), PADDED)
-def test_padded_image_tokens(toy_of: Callable[[str], Toy], variant: str, multiple: int) -> None:
-    toy = toy_of(variant)
+def test_padded_image_tokens(programs_of: Callable[[str], Toy], variant: str, multiple: int) -> None:
+    toy = programs_of(variant)
     padded = toy.builder(multiple).named("prepare")
     cache = jax.eval_shape(padded.function, *padded.arguments)["kv"]["blocks"]
     assert cache["image_k"].shape[2] == cache["image_mask"].shape[1] == multiple  # it is padded

@@ -18,7 +18,7 @@ from diffusers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.solvers import WITH_REFERENCE
+from helpers.whole_path import WITH_REFERENCE
 from wanrun.denoising.noise import Noise, initial_noise
 from wanrun.denoising.solvers import COLUMNS, SOLVERS, SolverTable, solver_table
 from wanrun.denoising.state import with_noise

@@ -169,9 +169,9 @@ def test_sizes_and_ranks_of_cpu_levels(levels: Path) -> None:
 
 
 def test_several_videos_that_the_reference_cannot_make(
-    media_toy: Toys, verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy_of: Toys, verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint, built = media_toy("wan2.1-vace")
+    checkpoint, built = toy_of("wan2.1-vace")
     artifact = linked(built, tmp_path / "artifact")
     manifest = read_manifest(artifact)
     two = msgspec.structs.replace(next(iter(manifest.profiles.values())), index=0, num_videos=2)

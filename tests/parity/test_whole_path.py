@@ -14,8 +14,7 @@ from safetensors.numpy import save_file
 import wanrun
 from helpers.loras import PUBLISHED, lora
 from helpers.reference_models import relative_error
-from helpers.solvers import WITH_REFERENCE
-from helpers.whole_path import LATENTS, LOOPS, NEGATIVE, PROMPT, Case, Drawn, Row, WholePath
+from helpers.whole_path import LATENTS, LOOPS, NEGATIVE, PROMPT, WITH_REFERENCE, Case, Drawn, Row, WholePath
 from wanbuild.cli import wanbuild
 from wanbuild.variants.table import variants
 from wancli.console import run
