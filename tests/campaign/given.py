@@ -13,7 +13,7 @@ import numpy as np
 from campaign.damage import copied, damage_file
 from campaign.fault import Call, Case
 from campaign.sources import STORED, Sources
-from helpers.tensor_files import load_file, save_file
+from helpers.checkpoint_files import load_file, save_file
 from wanrun.media.write_video import write_video
 
 _TOML = (

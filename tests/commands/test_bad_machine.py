@@ -22,7 +22,7 @@ from helpers.damage import (
 from helpers.fake_pipeline import Fake, run_here
 from helpers.manifests import programs_of
 from helpers.refusals import check_json
-from helpers.said import complaints
+from helpers.terminal import complaints
 from wanbuild.targets.topology import COMPILERS
 from wancli.console import run
 from wancli.run import wanrun

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from helpers.damage import USED
-from helpers.said import complaints
+from helpers.terminal import complaints
 
 # Imports of these fail, as they do where the packages are not installed.
 FORBIDDEN = (

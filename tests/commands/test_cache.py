@@ -20,7 +20,7 @@ import pytest
 
 import wanrun
 from helpers import UNPRIVILEGED
-from helpers.said import complaints
+from helpers.terminal import complaints
 
 pytestmark = pytest.mark.thorough
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.artifacts import OWN_PROGRAMS, compile_fast, compiled_store
-from helpers.compiled_once import compiled_once
+from helpers.compiling import compiled_once
 from helpers.devices import on_devices
 from helpers.refusals import check_json
 from wanbuild.build_options import BuildOptions, CompileRequest

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from helpers.compiled_once import exported_once
+from helpers.compiling import exported_once
 from helpers.damage import (
     PROFILE,
     PROGRAMS,
@@ -31,13 +31,13 @@ from wanrun.artifact.manifest import read_manifest
 
 def test_not_an_artifact(declines: Declines, tmp_path: Path, toy_checkpoint: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for folder, found, remedy in (
-        (tmp_path / "missing", "no such folder", "wanbuild convert"),
-        (tmp_path / "file", "a file", "wanbuild convert"),
-        (toy_checkpoint, "a checkpoint", f"wanbuild convert {toy_checkpoint} --artifact"),
+    for folder, code, found, remedy in (
+        (tmp_path / "missing", "missing_file", "no such folder", "wanbuild convert"),
+        (tmp_path / "file", "wrong_kind", "a file", "wanbuild convert"),
+        (toy_checkpoint, "wrong_kind", "a checkpoint", f"wanbuild convert {toy_checkpoint} --artifact"),
     ):
         for options in ((), ("--list",)):
-            declines(folder, "wrong_kind", *options, message=folder, found=found, remedy=remedy)
+            declines(folder, code, *options, message=folder, found=found, remedy=remedy)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from helpers import UNPRIVILEGED
 from helpers.damage import one_error
 from helpers.refusals import check_json
-from helpers.said import complaints
 from helpers.small_disk import fill, small_disk
+from helpers.terminal import complaints
 from wanbuild.cli import wanbuild
 from wancli.console import run
 

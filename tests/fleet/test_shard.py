@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from helpers.options import run_options
 from helpers.refusals import refuses
-from helpers.run_options import run_options
 from wancli.jobs.worklist import Worklist, make_worklist
 from wanfleet.shard import ARRAYS, AUTO, Shard, find_shard, told_number
 from wanrun.artifact.artifact import open_artifact

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from helpers.options import run_options
 from helpers.refusals import check_refusal, refuses
-from helpers.run_options import run_options
 from wancli.jobs.existing import check_same
 from wancli.jobs.worklist import make_worklist
 from wancli.run import wanrun

@@ -139,7 +139,7 @@ def compile_fast(request: CompileRequest, programs: Sequence[str] | None = None)
 
     Those that encode and decode with ``FAST_COMPILE``. There what is computed is the subject.
     """
-    from helpers.fast_compile import ARTIFACT_COMPILE, FAST_COMPILE
+    from helpers.compiling import ARTIFACT_COMPILE, FAST_COMPILE
     from wanbuild import build as build_module
     from wanbuild.programs import compile as compiling
     from wanbuild.targets.target import TargetSpec, resolve_target
@@ -165,7 +165,7 @@ def build_on_mesh(store: str, checkpoint: str, folder: str, mesh: str) -> None:
         folder: the artifact.
         mesh: as ``--mesh`` takes it.
     """
-    from helpers.compiled_once import compiled_once
+    from helpers.compiling import compiled_once
 
     with compiled_once(Path(store)):
         build_artifact(Path(checkpoint), Path(folder), num_frames=5, mesh=mesh, loop="step")
@@ -203,7 +203,7 @@ def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], No
         if not folder.exists():
             building = base / f"building-{name}"  # so that what failed half-way is not taken for complete
             shutil.rmtree(building, ignore_errors=True)
-            from helpers.compiled_once import compiled_once  # imports jax, which reads the environment
+            from helpers.compiling import compiled_once  # imports jax, which reads the environment
 
             with compiled_once(compiled_store(factory)):
                 make(building)

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from helpers.compiling import FAST_COMPILE
 from helpers.damage import PROFILE, own
-from helpers.fast_compile import FAST_COMPILE
 from helpers.manifests import programs_of
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Attested, Recorded, read_manifest

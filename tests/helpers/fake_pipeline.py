@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from helpers.manifests import with_model, with_profiles
-from helpers.said import complaints
+from helpers.terminal import complaints
 from wancli.console import run
 from wancli.run import wanrun
 from wanrun.artifact.manifest import Component, read_manifest

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from helpers.said import complaints
+from helpers.terminal import complaints
 
 LIMIT_SECONDS = 60.0
 """In which the failure of one process has to end all."""

@@ -1,4 +1,4 @@
-"""A queue with a device, whose workers are threads of the test."""
+"""A queue with a device, whose workers are threads of the test, and videos for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from helpers.videos import make, video
+import wanrun
+from helpers.options import generation
 from wanrun import Event, Outcome
 from wanrun.errors import CancelledError, UsageError
 from wanserve.database import VideoDatabase
@@ -133,3 +134,16 @@ def workers(*given: Worker) -> tuple[Callable[[], Worker], list[Worker]]:
         return started[-1]
 
     return start, started
+
+
+def video(**fields: Any) -> Video:
+    """A video of ten steps with these fields."""
+    shape = {"profile": "p", "size": "96x64", "num_frames": 9, "num_videos": 1, "fps": 16.0, "num_steps": 10}
+    plain = {"owner": "", "model": "m", "options": {"prompt": "x", "seed": 0}, "shape": shape, "created": 1.0}
+    return Video(**{**plain, **fields})
+
+
+def make(id: str, model: str, folder: Path = Path()) -> Make:
+    """The message of a plain job, whose files are written into a folder."""
+    outputs = wanrun.outputs_of(folder / "video.npy", 1, ("video", "thumbnail", "last_frame"))
+    return Make(model, wanrun.pack(wanrun.Job(id, generation(), outputs)))

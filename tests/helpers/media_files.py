@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 from PIL import Image
 
-from helpers.manifests import with_model, with_profiles
+from helpers.manifests import plain_manifest, plain_model, with_model, with_profiles
 from wanbuild.variants.table import variants
-from wanrun.artifact.manifest import read_manifest
-from wanrun.artifact.task import Task
+from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.artifact.media import MediaOption
+from wanrun.artifact.model import Chunking, ImageProcessor
+from wanrun.artifact.programs import Profile
+from wanrun.artifact.task import Input, Task
 
 TASKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "t2v": ("wan2.1-t2v", {}),
@@ -27,11 +30,11 @@ TASKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """The variant of each task, and what a manifest says of its model besides what it says of the toy."""
 
-FACE = 32
+PIXELS_OF_A_FACE = 32
 """Pixels of a side of a face."""
 
 
-def task_of(variant: str, face: int = FACE, encoder: bool = True) -> Task:
+def task_of(variant: str, face: int = PIXELS_OF_A_FACE, encoder: bool = True) -> Task:
     """What a manifest says of a variant's task.
 
     Args:
@@ -84,3 +87,42 @@ def frames(folder: Path, count: int, seed: int = 0, width: int = 96, height: int
     for index in range(count):
         image(folder / f"{index}.png", 1000 * seed + index, width, height)
     return folder
+
+
+VARIANTS = (
+    *("wan2.1-t2v", "wan2.1-i2v", "wan2.1-flf2v", "wan2.2-i2v", "wan2.2-ti2v", "wan2.1-vace"),
+    "wan2.2-animate",
+)
+INPUTS: Mapping[str, Mapping[MediaOption, Input]] = {name: task_of(name).inputs for name in VARIANTS}
+CLIP = ImageProcessor(
+    shortest_edge=30,
+    crop=30,
+    resample=3,
+    rescale_factor=1 / 255,
+    mean=(0.48, 0.46, 0.41),
+    std=(0.27, 0.26, 0.28),
+)
+WITH_ENCODER = ("wan2.1-i2v", "wan2.1-flf2v", "wan2.2-animate")
+IN_CHUNKS = {
+    "anyflow-far-wan2.1": Chunking(first=1, each=3),
+    "helios-wan2.1": Chunking(first=3, each=3, alone=True),
+}
+WIDTH, HEIGHT, FRAMES, FACE = 64, 48, 9, 20
+
+
+def manifest_of(variant: str) -> Manifest:
+    return plain_manifest(
+        model=plain_model(
+            variant=variant,
+            task=task_of(variant, FACE),
+            image_processor=CLIP if variant in WITH_ENCODER else None,
+            chunks=IN_CHUNKS.get(variant),
+        )
+    )
+
+
+def profile_of(num_references: int = 0, num_frames: int = FRAMES) -> Profile:
+    return cast(
+        Profile,
+        SimpleNamespace(width=WIDTH, height=HEIGHT, num_frames=num_frames, num_references=num_references),
+    )

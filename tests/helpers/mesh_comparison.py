@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from helpers.fast_compile import FAST_COMPILE
+from helpers.compiling import FAST_COMPILE
 from wanbuild.build_options import BuildOptions
 from wanbuild.models.params import bind
 from wanbuild.programs.export import export_program

@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 
+from helpers.checkpoint_files import State, load_file
 from helpers.naive import order_of_halves
-from helpers.tensor_files import State, load_file
 from wanrun.artifact.manifest import read_manifest
 from wanrun.weights.buffers import DTYPES
 

@@ -1,4 +1,4 @@
-"""Resolved options and generations, of no more than a test needs: all defaults are those of the code."""
+"""Resolved options, generations and runs, of no more than a test needs: all defaults are the code's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from helpers.manifests import built_with, plain_manifest, with_model
+from wancli.jobs.run_options import RunOptions
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Component, Manifest
 from wanrun.artifact.programs import Profile
@@ -19,6 +20,7 @@ from wanrun.request.options import resolve_options
 from wanrun.request.reading import read_request
 from wanrun.request.request import Request
 from wanrun.request.resolve import request_of, resolve_request
+from wanrun.rows import record_of
 
 PROFILE = Profile(96, 64, 9, 1, True, 0, built_with(loop="both", max_steps=50))
 
@@ -69,3 +71,9 @@ def of_media(manifest: Any, profile: Any, media: Media | None) -> Generation:
     """A generation of which nothing is known but its media, whatever these are."""
     nothing = cast(Any, None)
     return Generation(manifest, profile, {}, nothing, (), 16.0, media)
+
+
+def run_options(**changes: Any) -> RunOptions:
+    """The command line's defaults, with these changes: options of a run, and those of loading."""
+    output = changes.pop("output", "out.mp4")
+    return record_of(RunOptions, {"output": output and str(output), **changes})

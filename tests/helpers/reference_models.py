@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from diffusers.models.transformers.transformer_wan_animate import MotionConv2d, MotionLinear
 
-from helpers.fast_compile import fast_jit
+from helpers.compiling import fast_jit
 from helpers.naive import load_params
 from wanbuild.mapping.rules import Rule
 from wanbuild.mapping.transformer_rules import ANIMATE_RULES, HELIOS_RULES, TRANSFORMER_RULES, VACE_RULES

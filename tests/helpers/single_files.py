@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from helpers.checkpoint_files import State, load_file, save_file
 from helpers.original_checkpoint import animate_keys, fused_keys, original_keys
 from helpers.original_parts import original_image_state, original_text_key, original_vae_key
-from helpers.tensor_files import State, load_file, save_file
 from wanbuild.mapping.original import diffusers_names
 from wanbuild.toy.toy_checkpoint import write_toy
 

@@ -1,4 +1,4 @@
-"""A terminal that keeps what is written to it, and waiting for that."""
+"""A terminal that keeps what is written to it, and what a command has said."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def complaints(errors: str) -> list[str]:
+    """Its lines, but for what it was waiting for, which a slow machine has it say every 10 s."""
+    return [line for line in errors.splitlines() if not line.startswith("waiting: ")]

@@ -15,7 +15,7 @@ import torch
 from diffusers import AutoencoderKLWan
 from torch import nn
 
-from helpers.fast_compile import fast_jit
+from helpers.compiling import fast_jit
 from helpers.naive import load_params
 from wanbuild.config import parse_config
 from wanbuild.mapping.vae_rules import VAE_RULES

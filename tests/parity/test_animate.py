@@ -18,7 +18,7 @@ from diffusers.models.transformers.transformer_wan_animate import (
 )
 from flax import nnx
 
-from helpers.fast_compile import fast_jit
+from helpers.compiling import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import FACES, IMAGES, SIZES, Transformers, normal, randomise, relative_error
 from wanbuild.mapping.rules import Rule

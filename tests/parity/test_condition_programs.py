@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from helpers.fast_compile import fast_jit
+from helpers.compiling import fast_jit
 from helpers.reference_models import relative_error
 from wanbuild.build_options import BuildOptions
 from wanbuild.programs.kinds import ProgramBuilder

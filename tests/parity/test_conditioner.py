@@ -25,7 +25,7 @@ from diffusers import (
 )
 from PIL import Image
 
-from helpers.fast_compile import fast_jit
+from helpers.compiling import fast_jit
 from helpers.media_files import task_of
 from helpers.vae_reference import ALL, TOLERANCE, Pair, decoded, pair, program, relative_error
 from wanbuild.variants.conditioner import Conditioner

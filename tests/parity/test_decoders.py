@@ -13,7 +13,7 @@ from tinywan.learning.tiny_decoder import TinyDecoder
 from torch.nn import functional
 
 import wanrun
-from helpers.fast_compile import fast_jit
+from helpers.compiling import fast_jit
 from helpers.naive import load_params
 from helpers.tiny_decoder import tiny_state
 from wanbuild.config import ConfigError

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import UMT5Config, UMT5EncoderModel
 
+from helpers.compiling import fast_jit
 from helpers.eight_bits import layers_of, rounded, stored
-from helpers.fast_compile import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import Transformers, randomise, relative_error
 from wanbuild.mapping.encoder_rules import UMT5_RULES

@@ -23,7 +23,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from helpers.fast_compile import fast_jit
+from helpers.compiling import fast_jit
 from helpers.naive import load_params
 from helpers.reference_models import randomise, relative_error
 from wanbuild.components import KINDS

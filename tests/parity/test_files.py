@@ -24,10 +24,9 @@ from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file as load_torch
 from transformers import CLIPImageProcessor
 
-from helpers.image_processors import PROCESSOR_FORMS, write_processor
+from helpers.checkpoint_files import PROCESSOR_FORMS, load_file, save_file, write_processor
 from helpers.naive_conversion import as_bfloat16, as_float32
 from helpers.single_files import original_transformer, write_with_published_heads
-from helpers.tensor_files import load_file, save_file
 from wanbuild.published.schedulers import SCHEDULER_CONFIGS
 from wanbuild.source.component import open_part
 from wanbuild.source.image_processor import ImageProcessorConfig, open_image_processor

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.fast_compile import fast_jit
+from helpers.compiling import fast_jit
 from helpers.reference_models import Transformers, relative_error
 from helpers.whole_path import LATENTS
 from wanbuild.models.attention import blocked_attention

@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers import HeliosDMDScheduler, HeliosPipeline, HeliosPyramidPipeline, HeliosScheduler
 
-from helpers.fast_compile import fast_jit
+from helpers.compiling import fast_jit
 from helpers.reference_models import Transformers, relative_error
 from wanbuild.models.attention import blocked_attention
 from wanbuild.models.helios import PAST

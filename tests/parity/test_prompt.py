@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import T5TokenizerFast  # type: ignore[attr-defined]
 
-from helpers.prompts import PROMPTS, RECORDED, small_tokenizer
+from helpers.texts import PROMPTS, RECORDED, small_tokenizer
 from wanrun.text.tokenizer import PromptTokenizer, TokenizedPrompts, clean_prompt
 
 

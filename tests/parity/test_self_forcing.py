@@ -16,10 +16,10 @@ import torch
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 
 from helpers.artifacts import build_artifact
-from helpers.fast_compile import fast_jit
+from helpers.checkpoint_files import save_file
+from helpers.compiling import fast_jit
 from helpers.reference_models import Transformers, relative_error
 from helpers.single_files import original_transformer
-from helpers.tensor_files import save_file
 from helpers.whole_path import LATENTS, PROMPT
 from wanbuild.check.reference_pipeline import Reference
 from wanbuild.models.attention import blocked_attention

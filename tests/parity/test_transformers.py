@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.compiling import fast_jit
 from helpers.eight_bits import layers_of, rounded, stored
-from helpers.fast_compile import fast_jit
 from helpers.reference_guidance import avoiding
 from helpers.reference_models import IMAGES, Transformers, normal, relative_error
 from wanbuild.models import attention as attention_module

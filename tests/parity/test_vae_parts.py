@@ -14,7 +14,7 @@ import torch
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders import autoencoder_kl_wan as diffusers_vae
 
-from helpers.fast_compile import fast_jit
+from helpers.compiling import fast_jit
 from helpers.naive import load_params
 from helpers.vae_reference import (
     TOLERANCE,

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from helpers.artifacts import with_cpu_levels
+from helpers.checkpoint_files import as_first_uploaded
 from helpers.damage import linked
-from helpers.former_names import as_first_uploaded
 from helpers.manifests import with_model, without_profiles
 from helpers.pages import Seen
 from wanbuild.check import reference

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from helpers.house import video
 from helpers.refusals import refuses
-from helpers.videos import video
 from wanserve import database as stored
 from wanserve.database import VideoDatabase
 from wanserve.video import Failure, Upload

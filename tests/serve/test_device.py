@@ -14,8 +14,7 @@ import msgspec
 import pytest
 
 from helpers.asked import denies
-from helpers.house import House, Worker, cancelled, makes, run, workers, works_on
-from helpers.videos import video
+from helpers.house import House, Worker, cancelled, makes, run, video, workers, works_on
 from wanrun import Event, Outcome
 from wanrun.errors import ArtifactError, WanError
 from wanserve import database as stored

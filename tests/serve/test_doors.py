@@ -16,8 +16,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from helpers.asked import asked, catalog, denies
+from helpers.house import video
 from helpers.manifests import with_profiles
-from helpers.videos import video
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.programs import Profile
 from wanserve import bodies, room, service

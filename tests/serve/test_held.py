@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from helpers.house import House, Worker, cancelled, makes, run, workers
-from helpers.videos import video
+from helpers.house import House, Worker, cancelled, makes, run, video, workers
 from wanrun import Event, Outcome
 from wanrun.job.line import AT_ONCE
 from wanserve.held import Held

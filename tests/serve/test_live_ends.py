@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.house import video
 from helpers.living import HEAD, House, house, part_of, run
-from helpers.videos import video
 from wanserve.folders import Folders
 from wanserve.live_files import LiveFiles, Piece
 from wanserve.live_jobs import LiveJob, LiveReader

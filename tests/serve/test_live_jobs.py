@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from helpers.asked import asked, catalog, in_chunks
+from helpers.house import video
 from helpers.living import FRAMES, HEAD, TYPE, House, house, part_of, run
-from helpers.videos import video
 from wanrun.media.read_video import read_video
 from wanrun.media.write_video import read_metadata
 from wanserve import database as stored

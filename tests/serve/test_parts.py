@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from msgspec import Struct, structs
 
+from helpers.house import video
 from helpers.manifests import built_with, full_manifest, plain_manifest
 from helpers.options import PROFILE
 from helpers.refusals import refuses
-from helpers.videos import video
 from hostile.refusal import time_limit
 from hostile.things import ENDLESS
 from wanrun.artifact.artifact import Artifact

@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 
 import wanrun
+from helpers.house import make
 from helpers.manifests import plain_manifest, with_model
 from helpers.options import generation
-from helpers.videos import make
 from wanrun import Event, Outcome
 from wanrun.errors import ArtifactError, CancelledError, NoSpaceError, UsageError
 from wanserve.messages import (

@@ -164,7 +164,7 @@ def test_experts_that_differ_share_the_layers_that_both_have() -> None:
 
 
 def test_a_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:
-    from helpers.tensor_files import load_file, save_file
+    from helpers.checkpoint_files import load_file, save_file
 
     write_toy(tmp_path / "toy", "wan2.1-t2v")
     (file,) = (tmp_path / "toy" / "transformer").glob("*.safetensors")

@@ -14,10 +14,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from helpers.checkpoint_files import load_file, save_file
 from helpers.naive_conversion import assert_equals_naive
 from helpers.original_checkpoint import original_keys
 from helpers.refusals import refuses
-from helpers.tensor_files import load_file, save_file
 from wanbuild.build import convert
 from wanbuild.conversion import orbax as layout_module
 from wanbuild.conversion import writer as writer_module

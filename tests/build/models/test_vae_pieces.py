@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.fast_compile import fast_jit
+from helpers.compiling import fast_jit
 from wanbuild.models.params import abstract_params, bind
 from wanbuild.models.vae import WanVAE
 from wanbuild.models.vae_config import VAEConfig

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from helpers.artifacts import compiled_store
-from helpers.compiled_once import compiled_once, exported_once
+from helpers.compiling import compiled_once, exported_once
 from helpers.damage import PROFILE, Refused, edit_environment, executable, flip, program, resealed
 from helpers.manifests import programs_of, without_profiles
 from helpers.refusals import json_error, refuses

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.checkpoint_files import save_file
 from helpers.refusals import check_refusal, json_error, refuses
 from helpers.single_files import ALL_IN_ONE, write_all_in_one
-from helpers.tensor_files import save_file
 from wanbuild.cli import wanbuild
 from wanbuild.plan import subject
 from wanbuild.recipe import read_recipe

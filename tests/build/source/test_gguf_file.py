@@ -16,10 +16,10 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
+from helpers.checkpoint_files import State, save_file
 from helpers.naive_conversion import arrays_of
 from helpers.refusals import check_refusal, refuses
 from helpers.single_files import original_transformer, state_of
-from helpers.tensor_files import State, save_file
 from wanbuild.build import convert
 from wanbuild.conversion.chosen import Quantise
 from wanbuild.conversion.convert_request import ConvertRequest

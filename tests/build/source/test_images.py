@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from helpers.image_processors import PROCESSOR_FORMS, write_processor
+from helpers.checkpoint_files import PROCESSOR_FORMS, write_processor
 from helpers.refusals import refuses
 from wanbuild.build import convert
 from wanbuild.conversion.convert_request import ConvertRequest

@@ -13,9 +13,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from helpers.checkpoint_files import State, save_file
 from helpers.refusals import refuses
 from helpers.single_files import state_of
-from helpers.tensor_files import State, save_file
 from wanbuild.build import convert
 from wanbuild.conversion.chosen import Quantise
 from wanbuild.conversion.convert_request import ConvertRequest

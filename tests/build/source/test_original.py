@@ -11,12 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from helpers.checkpoint_files import State, as_first_uploaded, edited, load_file, save_file
 from helpers.damage import one_error
-from helpers.former_names import as_first_uploaded, edited
 from helpers.original_checkpoint import original_config, original_keys
 from helpers.refusals import refuses
 from helpers.single_files import original_transformer, write_with_published_heads
-from helpers.tensor_files import State, load_file, save_file
 from wanbuild.build import convert
 from wanbuild.cli import wanbuild
 from wanbuild.components import kind_of

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from helpers.checkpoint_files import State, save_file
 from helpers.naive_conversion import arrays_of
 from helpers.refusals import json_error, refuses
 from helpers.single_files import (
@@ -22,7 +23,6 @@ from helpers.single_files import (
     write_single_files,
     write_with_published_heads,
 )
-from helpers.tensor_files import State, save_file
 from hostile.refusal import check_named
 from wanbuild.build import convert
 from wanbuild.cli import wanbuild

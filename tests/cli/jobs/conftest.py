@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helpers.run_options import run_options
+from helpers.options import run_options
 from wancli.jobs.worklist import Worklist, make_worklist
 from wanrun.artifact.artifact import open_artifact
 from wanrun.timing.timings import Timings

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from helpers.fake_pipeline import SIZE, Fake, write_lines
+from helpers.options import run_options
 from helpers.refusals import refuses
-from helpers.run_options import run_options
 from wancli.jobs.batch import Batch
 from wancli.jobs.hours import Hours
 from wancli.jobs.worklist import Worklist

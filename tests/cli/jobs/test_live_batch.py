@@ -14,7 +14,7 @@ import pytest
 
 from helpers.fake_pipeline import SIZE, Fake, run_here
 from helpers.manifests import with_model
-from helpers.run_options import run_options
+from helpers.options import run_options
 from wancli.jobs import live_batch
 from wancli.jobs.live_batch import LiveBatch, asked_live
 from wancli.jobs.worklist import Worklist

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from helpers.media_tasks import manifest_of
+from helpers.media_files import manifest_of
 from helpers.options import PROFILE, of_media
 from helpers.refusals import refuses
 from wancli.jobs.media_sets import MediaSets

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from helpers.run_options import run_options
+from helpers.options import run_options
 from wancli.jobs import several
 from wancli.jobs.several import agreed, worklist_of_several
 from wancli.jobs.worklist import Worklist

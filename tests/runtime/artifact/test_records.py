@@ -20,8 +20,7 @@ from helpers.manifests import (
     plain_program,
     program_set,
 )
-from helpers.media_files import task_of
-from helpers.media_tasks import CLIP
+from helpers.media_files import CLIP, task_of
 from helpers.refusals import refuses
 from wanrun.artifact.adapter import Lora, SamplingDefaults
 from wanrun.artifact.artifact import Artifact

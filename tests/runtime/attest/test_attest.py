@@ -16,7 +16,6 @@ import pytest
 
 from helpers.artifacts import far_toy
 from helpers.damage import PROFILE, flip, own
-from helpers.doctored_updates import DOCTORED
 from helpers.elsewhere import (
     TARGET,
     build_elsewhere,
@@ -27,6 +26,7 @@ from helpers.elsewhere import (
     put_executable,
 )
 from helpers.kernels import put_attention
+from helpers.wrong_programs import DOCTORED
 from wanbuild.models.attention import BlockedAttention
 from wanbuild.models.blocks import WanAttention
 from wanbuild.programs import denoiser

@@ -12,7 +12,7 @@ import pytest
 
 from helpers.fake_programs import FakeProgram, FakePrograms
 from helpers.manifests import with_model
-from helpers.media_tasks import manifest_of
+from helpers.media_files import manifest_of
 from helpers.refusals import refuses
 from wanbuild.variants.from_video import with_start
 from wanrun.errors import ArtifactError

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 
-from helpers.media_tasks import FRAMES, HEIGHT, INPUTS, WIDTH, manifest_of, profile_of
+from helpers.media_files import FRAMES, HEIGHT, INPUTS, WIDTH, manifest_of, profile_of
 from helpers.pictures import picture, pictures, write_video
 from helpers.refusals import check_refusal, refuses
 from wanrun.artifact.programs import Profile

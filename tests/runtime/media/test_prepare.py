@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 
-from helpers.media_tasks import CLIP, FACE, FRAMES, HEIGHT, WIDTH, manifest_of, profile_of
+from helpers.media_files import CLIP, FACE, FRAMES, HEIGHT, WIDTH, manifest_of, profile_of
 from helpers.pictures import picture, pictures, write_folder, write_video
 from helpers.refusals import check_refusal, refuses
 from wanbuild.variants.from_video import with_start

@@ -16,11 +16,10 @@ import pytest
 import wanrun
 from helpers.artifacts import far_toy
 from helpers.damage import linked
-from helpers.doctored_updates import DOCTORED
 from helpers.manifests import plain_manifest
-from helpers.other_inputs import take_otherwise
 from helpers.refusals import refuses
 from helpers.small_loop import MAX_STEPS, SHAPE, small_programs
+from helpers.wrong_programs import DOCTORED, take_otherwise
 from wanbuild.check import verify
 from wanbuild.programs import denoiser
 from wanbuild.programs.denoiser import solver_step

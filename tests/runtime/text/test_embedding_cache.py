@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from helpers import UNPRIVILEGED
-from helpers.embeddings import PROMPT, random_rows, same
 from helpers.small_disk import small_disk
+from helpers.texts import PROMPT, random_rows, same
 from wanrun.artifact.manifest import Manifest
 from wanrun.machine.environment import host_environment
 from wanrun.text.embedding_cache import EmbeddingCache, made_by_jax

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from helpers.embeddings import PROMPT, random_rows, same
 from helpers.manifests import plain_model
 from helpers.refusals import refuses
+from helpers.texts import PROMPT, random_rows, same
 from wanrun.artifact.adapter import Lora
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import Embedding, Manifest, read_manifest

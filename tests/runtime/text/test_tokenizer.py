@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from helpers.damage import flip, own
-from helpers.prompts import PROMPTS, RECORDED, small_tokenizer
 from helpers.refusals import refuses
 from helpers.started import Started
+from helpers.texts import PROMPTS, RECORDED, small_tokenizer
 from wanrun.artifact.artifact import open_artifact
 from wanrun.errors import ArtifactError
 from wanrun.text import tokenizer as module

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from helpers.artifacts import compiled_store, shared
-from helpers.compiled_once import compiled_once
+from helpers.compiling import compiled_once
 from helpers.damage import flip
 from helpers.devices import in_processes, on_devices
 from helpers.manifests import plain_program

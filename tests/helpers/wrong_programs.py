@@ -1,6 +1,4 @@
-"""Updates of a solver's state that are wrong, and that a short run does not show: they take and return what
-``wanbuild.programs.denoiser.solver_step`` does.
-"""
+"""Programs and updates of a solver's state that compute something else than they should."""
 
 from __future__ import annotations
 
@@ -8,8 +6,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import pytest
+
 from wanbuild.programs.denoiser import solver_step
 from wanrun.denoising.solvers import COLUMNS
+from wanrun.weights.bound_programs import Programs
 
 
 def _without(column: str) -> Callable[..., tuple[Any, dict[str, Any]]]:
@@ -40,3 +41,23 @@ DOCTORED: Mapping[str, Callable[..., tuple[Any, dict[str, Any]]]] = MappingProxy
         "history exchanged": _exchanges,
     }
 )
+
+
+def take_otherwise(
+    monkeypatch: pytest.MonkeyPatch, key: str, change: Callable[[Any], Any], only: str | None = None
+) -> None:
+    """Has all programs, or only one, take another value of one of their inputs."""
+    own = Programs.bound
+
+    def bound(self: Programs, name: str, *loras: Any, **components: str) -> Any:
+        right = own(self, name, *loras, **components)
+        if only not in (None, name):
+            return right
+
+        def changed(**given: Any) -> Any:
+            other = {name: change(value) for name, value in given.items() if name == key}
+            return right(**{**given, **other})
+
+        return changed
+
+    monkeypatch.setattr(Programs, "bound", bound)

@@ -1,8 +1,11 @@
-"""Prompts of many kinds, and a small tokenizer that cuts them up."""
+"""Prompts of many kinds, a small tokenizer that cuts them up, and random embeddings."""
 
 from __future__ import annotations
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from wanrun.weights.buffers import DTYPES
 
 WORDS = ("a", "cat", "dog", "walking", "on", "the", "beach", "at", "sunset", "ing", "er", "猫", "в")
 
@@ -57,3 +60,20 @@ def small_tokenizer() -> Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("</s>", "<unk>", "<pad>")])
     return tokenizer
+
+
+PROMPT = "a fox — “quoted” 猫 \U0001f98a"
+
+
+def random_rows(length: int, width: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((length, width)).astype(DTYPES[dtype])
+
+
+def same(first: np.ndarray | None, second: np.ndarray) -> bool:
+    """Equal in dtype, shape and every bit."""
+    return (
+        first is not None
+        and first.dtype == second.dtype
+        and first.shape == second.shape
+        and first.tobytes() == second.tobytes()
+    )
