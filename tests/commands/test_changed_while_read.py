@@ -98,29 +98,98 @@ def replace_with(data: bytes) -> Change:
     return change
 
 
-# --- weights ------------------------------------------------------------------------------------------------
+def of_program(name: str) -> Callable[[Path], Path]:
+    return lambda artifact: program(artifact, name)
+
+
+def of_executable(name: str) -> Callable[[Path], Path]:
+    return lambda artifact: executable(artifact, name)
+
+
+def chunk(artifact: Path) -> Path:
+    return artifact / CHUNK
+
+
+def tokenizer(artifact: Path) -> Path:
+    return artifact / "tokenizer" / "tokenizer.json"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "parts"),
+    ("find", "time", "change", "parts"),
     [
-        (Path.unlink, {"message": GONE, "found": "none"}),
-        (halve, {"expected": SIZE, "found": SIZE // 2}),
-        (flip_middle, {"message": ("row 1", "crc32c")}),
-        (into_folder, {"found": "none"}),
-        (replace_with(b""), {"expected": SIZE, "found": 0}),
+        (chunk, 1, Path.unlink, {"message": (PARAMETER, GONE), "found": "none"}),
+        (chunk, 1, halve, {"message": PARAMETER, "expected": SIZE, "found": SIZE // 2}),
+        (chunk, 1, flip_middle, {"message": (PARAMETER, "row 1", "crc32c")}),
+        (chunk, 1, into_folder, {"message": PARAMETER, "found": "none"}),
+        (chunk, 1, replace_with(b""), {"message": PARAMETER, "expected": SIZE, "found": 0}),
+        (tokenizer, 1, Path.unlink, {"found": GONE}),
+        (tokenizer, 1, flip_middle, {}),
+        (tokenizer, 2, Path.unlink, {"found": GONE}),
+        (tokenizer, 2, replace_with(OTHER), {"found": sha256_of(OTHER)}),
+        (tokenizer, 2, into_folder, {"found": FOLDER}),
+        (of_program("prepare"), 1, Path.unlink, {"found": GONE}),
+        (of_program("denoise_step"), 1, flip_middle, {}),
+        (of_program("decode_video"), 1, halve, {}),
+        # It is opened once: the bytes that are checked are those that JAX is handed.
+        (of_executable("denoise_step"), 1, Path.unlink, {}),
+        (of_executable("denoise_step"), 1, flip_first, {}),
+        (of_executable("denoise_step"), 1, flip_middle, {}),
+        (of_executable("decode_video"), 1, halve, {}),
+        (of_executable("decode_video"), 1, into_folder, {}),
     ],
-    ids=["vanished", "halved", "flipped", "a folder", "emptied"],
 )
-def test_a_chunk_file_that_changes_before_it_is_opened(
-    declines: Declines, artifact: Path, opens: Opens, change: Change, parts: dict[str, object]
+def test_a_file_that_changes_before_it_is_opened(
+    declines: Declines,
+    artifact: Path,
+    opens: Opens,
+    find: Callable[[Path], Path],
+    time: int,
+    change: Change,
+    parts: dict[str, object],
 ) -> None:
-    own(artifact, "weights")
-    opens.change_before(CHUNK, 1, change)
-    error = declines(artifact, "damaged", remedy=REBUILT, **parts)
+    path = find(artifact)
+    kind = path.relative_to(artifact).parts[0]
+    own(artifact, kind)
+    opens.change_before(path.relative_to(artifact).as_posix(), time, change)
+    rebuilt = {"weights": REBUILT, "programs": "wanbuild compile", "executables": "wanbuild compile"}
+    parts = {"expected": "" if kind == "weights" else "sha256 ", "remedy": rebuilt.get(kind, ""), **parts}
+    error = declines(artifact, "damaged", "--no-embedding-cache", **parts)
     assert opens.left == 0
-    assert PARAMETER in error["message"] and str(artifact / CHUNK) in error["message"]
+    assert str(path) in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "parts"),
+    [
+        (Path.unlink, "wrong_kind", {"found": "manifest.json"}),
+        (halve, "unreadable", {"message": "manifest.json"}),
+        (replace_with(b"{}"), "wrong_kind", {"expected": "wan-artifact"}),
+        (lambda path: shutil.rmtree(path.parent), "missing_file", {"found": "no such folder"}),
+        (
+            lambda path: edit(path.parent, lambda data: data["model"]["defaults"].update(fps=99)),
+            "changed",
+            {"expected": "content_digest sha256:", "found": "sha256:"},
+        ),
+        (
+            lambda path: without_profiles(read_manifest(path.parent)).write(path.parent),
+            "not_built",
+            {"remedy": "wanbuild compile"},
+        ),
+    ],
+    ids=["vanished", "halved", "another file", "all gone", "edited", "built again"],
+)
+def test_a_manifest_that_changes_between_two_readings(
+    declines: Declines,
+    artifact: Path,
+    opens: Opens,
+    change: Change,
+    error: str,
+    parts: dict[str, object],
+) -> None:
+    opens.change_before("manifest.json", 2, change)
+    assert str(artifact) in declines(artifact, error, **parts)["message"]
+    assert opens.left == 0
 
 
 def test_all_weights_that_vanish_before_one_is_opened(
@@ -189,95 +258,3 @@ def test_a_storage_that_fails(declines: Declines, artifact: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "preadv", preadv)
     declines(artifact, "damaged", message=os.strerror(errno.EIO))
-
-
-# --- what is read before them -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "parts"),
-    [
-        (Path.unlink, "wrong_kind", {"found": "manifest.json"}),
-        (halve, "unreadable", {"message": "manifest.json"}),
-        (replace_with(b"{}"), "wrong_kind", {"expected": "wan-artifact"}),
-        (lambda path: shutil.rmtree(path.parent), "missing_file", {"found": "no such folder"}),
-        (
-            lambda path: edit(path.parent, lambda data: data["model"]["defaults"].update(fps=99)),
-            "changed",
-            {"expected": "content_digest sha256:", "found": "sha256:"},
-        ),
-        (
-            lambda path: without_profiles(read_manifest(path.parent)).write(path.parent),
-            "not_built",
-            {"remedy": "wanbuild compile"},
-        ),
-    ],
-    ids=["vanished", "halved", "another file", "all gone", "edited", "built again"],
-)
-def test_a_manifest_that_changes_between_two_readings(
-    declines: Declines,
-    artifact: Path,
-    opens: Opens,
-    change: Change,
-    error: str,
-    parts: dict[str, object],
-) -> None:
-    opens.change_before("manifest.json", 2, change)
-    assert str(artifact) in declines(artifact, error, **parts)["message"]
-    assert opens.left == 0
-
-
-@pytest.mark.parametrize(
-    ("time", "change", "found"),
-    [
-        (1, Path.unlink, GONE),
-        (1, flip_middle, ""),
-        (2, Path.unlink, GONE),
-        (2, replace_with(OTHER), sha256_of(OTHER)),
-        (2, into_folder, FOLDER),
-    ],
-)
-def test_a_tokenizer_that_changes(
-    declines: Declines, artifact: Path, opens: Opens, time: int, change: Change, found: str
-) -> None:
-    own(artifact, "tokenizer")
-    opens.change_before("tokenizer.json", time, change)
-    path = artifact / "tokenizer" / "tokenizer.json"
-    declines(artifact, "damaged", "--no-embedding-cache", message=path, expected="sha256 ", found=found)
-    assert opens.left == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "found"),
-    [("prepare", Path.unlink, GONE), ("denoise_step", flip_middle, ""), ("decode_video", halve, "")],
-    ids=["vanished", "flipped", "halved"],
-)
-def test_a_program_that_changes(
-    declines: Declines, artifact: Path, opens: Opens, name: str, change: Change, found: str
-) -> None:
-    own(artifact, "programs")
-    path = program(artifact, name)
-    opens.change_before(path.name, 1, change)
-    declines(artifact, "damaged", message=path, expected="sha256 ", found=found, remedy="wanbuild compile")
-    assert opens.left == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("denoise_step", Path.unlink),
-        ("denoise_step", flip_first),
-        ("denoise_step", flip_middle),
-        ("decode_video", halve),
-        ("decode_video", into_folder),
-    ],
-)
-def test_an_executable_that_changes(
-    declines: Declines, artifact: Path, opens: Opens, name: str, change: Change
-) -> None:
-    """It is opened once: the bytes that are checked are those that JAX is handed."""
-    own(artifact, "executables")
-    path = executable(artifact, name)
-    opens.change_before(path.name, 1, change)
-    declines(artifact, "damaged", message=path, expected="sha256 ", remedy="wanbuild compile")
-    assert opens.left == 0

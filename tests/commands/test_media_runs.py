@@ -62,16 +62,6 @@ def lines_of(folder: Path, *lines: dict[str, Any]) -> Path:
     return write_lines(folder / "p.jsonl", *(json.loads(json.dumps(text, default=str)) for text in texts))
 
 
-def test_help_has_them(wan: Call) -> None:
-    shown = " ".join(" ".join(wan("--help").out).split())
-    for option in ("image", "last-image", "reference-image"):
-        assert f"--{option} FILE " in shown
-    for option in ("video", "mask", "pose-video", "face-video", "background-video", "mask-video"):
-        assert f"--{option} DIR|FILE " in shown
-    assert "--mode [animate|replace] " in shown
-    assert "--conditioning-scale X " in shown and "--segment-overlap 1|5 " in shown
-
-
 @pytest.mark.slow
 def test_an_image_is_read_once_and_given_to_load_and_to_generate(
     wan: Call, fake: Fake, reads: list[Any], artifact: Path, tmp_path: Path
@@ -127,6 +117,10 @@ def test_control_of_vace(wan: Call, fake: Fake, artifact: Path, tmp_path: Path) 
     assert (facts["video"], facts["video_file"], facts["conditioning_scale"]) == (0, "video", 1.0)
     assert read_metadata(tmp_path / "half.gif")["conditioning_scale"] == 0.5
     assert facts["reference_image"] == ["r0.png", "r1.png"] and facts["mask"] == "mask"
+    arguments = ("--prompts", lines_of(tmp_path, {}), "--output", tmp_path / "again.gif")
+    wan(*arguments)
+    (line,) = wan(*arguments, "--conditioning-scale", 0.25, code=2).err
+    check_json(line, "exists", message="again.gif", expected="conditioning_scale 0.25", found=1.0)
 
 
 @pytest.mark.slow
@@ -351,14 +345,6 @@ def test_what_is_there_already_was_made_from_the_same_media(
     done = wan(*arguments, code=2)
     assert done.counts == (1, 0, 1)
     check_json(done.err[0], "exists", expected=f'image_sha256 "{file_sha256(one)[:40]}')
-
-
-def test_other_options_of_a_task_are_noticed(wan: Call, fake: Fake, artifact: Path, tmp_path: Path) -> None:
-    make_task(artifact, "vace")
-    arguments = ("--prompts", lines_of(tmp_path, {}), "--output", tmp_path / "o.gif")
-    wan(*arguments)
-    (line,) = wan(*arguments, "--conditioning-scale", 0.5, code=2).err
-    check_json(line, "exists", message="o.gif", expected="conditioning_scale 0.5", found=1.0)
 
 
 @pytest.mark.slow
