@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from helpers.artifacts import OWN_PROGRAMS, build_artifact, shared
+from helpers.damage import linked
+from helpers.refusals import refuses
 from helpers.tiny_decoder import write_tiny
 from wanbuild.build import convert
 from wanbuild.cli import wanbuild
@@ -96,8 +98,6 @@ def test_its_cost_is_its_own(artifact: Path) -> None:
 def test_it_is_recorded_and_its_licence_is_told(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    from helpers.damage import linked
-
     copy = linked(artifact, tmp_path / "copy")
     assert run(wanbuild, ["verify", str(copy), "--record"]) == 0
     (file,) = (copy / "golden").iterdir()
@@ -132,6 +132,5 @@ def test_other_files_are_refused(
 
 
 def test_an_artifact_without_one_says_how_to_get_it(toy_artifact: Path) -> None:
-    with pytest.raises(UsageError) as caught:
+    with refuses("not_built", remedy="--tiny-vae"):
         resolve(toy_artifact, PROMPT, decoder="tiny")
-    assert caught.value.remedy is not None and "--tiny-vae" in caught.value.remedy

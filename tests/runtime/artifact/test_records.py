@@ -121,6 +121,15 @@ BAD: Mapping[str, list[Any]] = {
     f"{ENVIRONMENT}/topology": [3],
     f"{ENVIRONMENT}/device_kinds": ["cpu"],
     f"{EXECUTABLE}/bytes": [-1],
+    "embeddings": [[], {"e": None}],
+    "embeddings/e": [
+        {name: value for name, value in FULL["embeddings"]["e"].items() if name != left_out}
+        for left_out in FULL["embeddings"]["e"]
+    ],
+    "embeddings/e/sha256": [None],
+    "embeddings/e/prompt": [7],
+    "embeddings/e/dtype": ["object", ["float32"]],
+    "embeddings/e/length": [0, True, "3"],
     "schedules/2-steps/solver": ["no-such"],
     "schedules/2-steps/timesteps": [[], [0]],
     "schedules/2-steps/boundary": [2],
