@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from helpers.damage import (
-    PROFILE,
     Declines,
-    Refused,
     edit_environment,
-    executable,
-    flip,
-    own,
 )
 from helpers.fake_pipeline import Fake, run_here
-from helpers.manifests import programs_of
 from helpers.refusals import check_json
 from helpers.terminal import complaints
 from wanbuild.targets.topology import COMPILERS
 from wancli.console import run
 from wancli.run import wanrun
 from wanrun.artifact.manifest import read_manifest
-from wanrun.errors import UsageError
-from wanrun.executables.compiled_here import keep, kept_file, overlay_folder
 from wanrun.machine.cpu import cpu_features, highest_cpu_level
 from wanrun.machine.environment import has_package
 
@@ -147,91 +136,6 @@ def test_no_ffmpeg_is_found_before_the_work(
     assert not list(tmp_path.glob("*.mp4"))
     assert run_here(capsys, artifact, *prompts, "--output", tmp_path / "o.webp").code == 0
     assert len(list(tmp_path.glob("*.webp"))) == 1 + many
-
-
-# --allow-compile.
-
-
-def _generate(
-    artifact: Path, output: Path, capsys: pytest.CaptureFixture[str], *options: object
-) -> tuple[list[str], dict[str, Any]]:
-    """Runs wanrun here, which has to succeed; returns its warnings and timings."""
-    arguments = ["--artifact", artifact, "--prompt", "a fox", "--steps", 2, "--output", output]
-    timing = output.with_suffix(".json")
-    capsys.readouterr()
-    assert (
-        run(wanrun, [str(a) for a in (*arguments, "--timing-json", timing, "--no-embedding-cache", *options)])
-        == 0
-    )
-    lines = capsys.readouterr().err.splitlines()
-    assert all(line.startswith("warning: ") for line in lines), lines
-    return lines, json.loads(timing.read_text())
-
-
-@pytest.mark.thorough
-def test_a_mismatch_may_be_compiled_around(
-    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own(artifact, "executables")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    strict, _ = tmp_path / "strict.npy", _generate(artifact, tmp_path / "strict.npy", capsys)
-    # The slowest programs are in the overlay already, so that this test compiles only the others.
-    slow = {name: executable(artifact, name) for name in ("decode_first", "decode_video")}
-    edit_environment(artifact, cpu_features=["warp_drive"])
-    manifest = read_manifest(artifact)
-    overlay, programs = overlay_folder(manifest, "cpu").make(), programs_of(manifest, PROFILE)
-    for name, file in slow.items():
-        options = manifest.targets["cpu"].options_of(name)
-        keep(kept_file(overlay, programs[name], options, jax.devices("cpu")), file.read_bytes())
-    before = sorted(path for path in artifact.rglob("*"))
-
-    warnings, timings = _generate(artifact, tmp_path / "first.npy", capsys, "--allow-compile")
-    assert (timings["cache_hits"], timings["cache_misses"]) == (2, 3)
-    assert len(warnings) == 4
-    assert " warp_drive," in warnings[0]
-    compiled = "encode_text_64", "prepare", "denoise_step"
-    for name, line in zip(compiled, warnings[1:], strict=True):
-        assert re.search(rf" {name} .*\d+\.\d s, .* {overlay}", line)
-
-    warnings, timings = _generate(artifact, tmp_path / "second.npy", capsys, "--allow-compile")
-    assert (timings["cache_hits"], timings["cache_misses"]) == (5, 0)
-    assert len(warnings) == 1 and " warp_drive," in warnings[0]
-
-    assert sorted(path for path in artifact.rglob("*")) == before
-    for name in ("first.npy", "second.npy"):
-        assert (tmp_path / name).read_bytes() == strict.read_bytes()
-
-
-@pytest.mark.slow
-def test_a_damaged_executable_may_be_compiled_again(
-    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own(artifact, "executables")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path = executable(artifact, "prepare")
-    flip(path, 1000)
-    warnings, timings = _generate(artifact, tmp_path / "o.npy", capsys, "--allow-compile")
-    assert (timings["cache_hits"], timings["cache_misses"]) == (4, 1)
-    (line,) = warnings
-    assert "compiled prepare" in line and f"the executable {path} is damaged" in line
-    path.unlink()
-    warnings, timings = _generate(artifact, tmp_path / "p.npy", capsys, "--allow-compile")
-    assert (timings["cache_hits"], timings["cache_misses"]) == (5, 0)
-    assert warnings == []
-
-
-def test_an_overlay_that_cannot_be_written(
-    refused: Refused, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cache").write_text("a file")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    edit_environment(artifact, cpu_features=["warp_drive"])
-    manifest = read_manifest(artifact)
-    with pytest.raises(UsageError, match="set XDG_CACHE_HOME"):
-        overlay_folder(manifest, "cpu").make()
-
-
-# Weights that are what was built, and no good.
 
 
 @pytest.mark.slow

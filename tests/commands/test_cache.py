@@ -41,12 +41,12 @@ class Run:
         return self.timings["cache_hits"], self.timings["cache_misses"]
 
 
-def generate(artifact: Path, folder: Path, seed: int = SEED, **environment: str) -> Run:
+def generate(artifact: Path, folder: Path, **environment: str) -> Run:
     """Runs wanrun as a user to whom file permissions apply."""
     folder.mkdir()
     video, latents, timings = folder / "o.mp4", folder / "z.npy", folder / "t.json"
     command = [sys.executable, UNPRIVILEGED, Path(sys.executable).with_name("wanrun")]
-    command += ["--artifact", artifact, "--prompt", "a fox in the snow", "--steps", 3, "--seed", seed]
+    command += ["--artifact", artifact, "--prompt", "a fox in the snow", "--steps", 3, "--seed", SEED]
     command += ["--output", video, "--save-latents", latents, "--timing-json", timings]
     command += ["--no-embedding-cache"]
     done = subprocess.run(
@@ -186,13 +186,6 @@ def test_jax_alone_loads_the_entries(toy_artifact: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     programs, hits, misses = map(int, done.stdout.split())
     assert (hits, misses) == (programs, 0) and programs == 9
-
-
-def test_another_seed_is_another_video(first: Run, toy_artifact: Path, tmp_path: Path) -> None:
-    other = generate(toy_artifact, tmp_path / "run", seed=SEED + 1)
-    assert other.cache == (USED, 0)
-    assert other.latents != first.latents
-    assert other.video != first.video
 
 
 def test_one_pipeline_serves_many_runs(first: Run, toy_artifact: Path, tmp_path: Path) -> None:

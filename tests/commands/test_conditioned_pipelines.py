@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from helpers.damage import linked
 from helpers.pictures import picture, pictures
 from helpers.refusals import refuses
-from wanbuild.programs.wiring import check_set
 from wanrun.artifact.manifest import read_manifest
 from wanrun.codes import ErrorCode
 from wanrun.denoising.latents import leading_latents
@@ -185,7 +183,7 @@ def test_one_expert_at_a_time(media_toy: Toys) -> None:
     assert np.array_equal(*frames)
 
 
-def test_refusals(media_toy: Toys, tmp_path: Path) -> None:
+def test_refusals(media_toy: Toys) -> None:
     _, artifact = media_toy("wan2.2-animate")
     with load(artifact, lazy=True) as pipeline:
         manifest, profile = pipeline.manifest, pipeline.profile
@@ -202,31 +200,6 @@ def test_refusals(media_toy: Toys, tmp_path: Path) -> None:
         short = replace(other, arrays=cut(other.arrays, 5))
         fails(ArtifactError, "damaged", "program", inputs=short)
         fails(UsageError, "invalid_value", field("video"), media=Media(video=pictures(9, 96, 64)))
-    older = linked(media_toy("wan2.1-i2v")[1], tmp_path / "older")
-    manifest = read_manifest(older)
-    sets = {
-        key: msgspec.structs.replace(programs, programs=without(programs.programs, "encode_video"))
-        for key, programs in manifest.program_sets.items()
-    }
-    targets = {
-        name: msgspec.structs.replace(target, executables=without(target.executables, "encode_video"))
-        for name, target in manifest.targets.items()
-    }
-    changed = manifest.changed(program_sets=sets, targets=targets)
-    changed.write(older)
-    with load(older, lazy=True) as pipeline:
-        profile = pipeline.profile
-        fails(ArtifactError, "not_built", profile.name, media=Media(image=pictures(1, 96, 64)[0]))
-    (key,) = sets
-    with refuses("mismatch", ArtifactError, what="role window", expected="one", found="nothing"):
-        check_set(changed, key)
-
-
-def without(groups: Mapping[str, Mapping[str, Any]], program: str) -> dict[str, dict[str, Any]]:
-    """Programs or executables by profile, without one of them."""
-    return {
-        name: {key: value for key, value in group.items() if key != program} for name, group in groups.items()
-    }
 
 
 def cut(arrays: Any, frames: int) -> dict[str, Any]:

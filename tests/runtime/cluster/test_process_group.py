@@ -1,4 +1,4 @@
-"""What the processes of a run tell one another, and what they ask of JAX. Whole runs: test_distributed.py."""
+"""What the processes of a run tell one another, and what they ask of JAX. Whole runs: test_mesh.py."""
 
 from __future__ import annotations
 
