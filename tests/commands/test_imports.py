@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import resource
+import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -228,14 +229,14 @@ RUN = "from {0} import {1}\nfrom wancli.console import run\nassert run({1}) == 0
 
 
 def _seconds(command: list[str], runs: int = 7) -> float:
-    """The least CPU time of a command: other programs keep it waiting, and take its caches."""
+    """Median CPU time of a command: other programs may keep it waiting."""
     times = []
     for _ in range(runs):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = os.times()
         subprocess.run(command, check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(times)
+        after = os.times()
+        times.append(sum(after[2:4]) - sum(before[2:4]))
+    return statistics.median(times)
 
 
 @pytest.mark.thorough
