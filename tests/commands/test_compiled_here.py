@@ -14,7 +14,7 @@ import pytest
 from helpers.damage import PROFILE, edit_environment, executable, flip, own
 from helpers.manifests import programs_of
 from helpers.refusals import refuses
-from helpers.said import complaints
+from helpers.terminal import complaints
 from wanbuild.cli import wanbuild
 from wancli.console import run
 from wancli.run import wanrun

@@ -15,7 +15,7 @@ import pytest
 
 from helpers.damage import USED
 from helpers.refusals import check_json
-from helpers.said import complaints
+from helpers.terminal import complaints
 from wanbuild.build_command import BUILD_EXTRA
 from wanbuild.cli import wanbuild
 

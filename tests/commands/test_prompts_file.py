@@ -21,7 +21,7 @@ import pytest
 from helpers.fake_pipeline import SIZE, Fake, Run, run_here, write_lines
 from helpers.manifests import with_profiles
 from helpers.refusals import check_json
-from helpers.said import complaints
+from helpers.terminal import complaints
 from wanrun.artifact.manifest import read_manifest
 from wanrun.errors import ArtifactError, WanError
 from wanrun.generation import load

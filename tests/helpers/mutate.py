@@ -218,7 +218,7 @@ def chosen(drawn: Sequence[Line], count: int, again: Path | None) -> Sequence[Li
 
 
 def tests_of(file: str) -> str:
-    """The tests that a module meets, as a pattern: those of its folder; of a module at the top those there."""
+    """The tests that a module meets, as a pattern: those of its folder, or those next to it at the top."""
     package = next(package for package in TESTS if file.startswith(f"{package}/"))
     first, _, below = file.removeprefix(f"{package}/").partition("/")
     return f"{TESTS[package]}/{first}" if below else f"{TESTS[package]}/test_*.py"
