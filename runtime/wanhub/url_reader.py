@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import re
 import time
@@ -136,10 +135,12 @@ class UrlReader:
             with wanrun.open_regular(Path(url.removeprefix("file://"))) as file:
                 file.seek(start)
                 return file.read(end - start)
+        from asyncio import run_coroutine_threadsafe  # light commands read no URL
+
         came = _Came() if self._http else None
         cat = self._files._cat_file
         asked = cat(url, start=start, end=end) if came is None else self._get(url, start, end, came)
-        future = asyncio.run_coroutine_threadsafe(asked, self._files.loop)
+        future = run_coroutine_threadsafe(asked, self._files.loop)
         begun, before, silent, waits = time.monotonic(), 0, 0, 0
         most = seconds or SILENT_WAITS * WAIT_SECONDS + (end - start) / SLOWEST
         try:

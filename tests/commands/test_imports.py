@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -219,39 +217,31 @@ def test_version_help_and_list(cli: Any, toy_artifact: Path) -> None:
 
 LOADED = """
 import sys
+before = len(sys.modules)
 sys.argv = ["wanrun", *sys.argv[1:]]
 import wanrun
 {}
-heavy = {{"jax", "flax", "numpy", "orbax", "tensorstore", "ml_dtypes", "PIL"}} & sys.modules.keys()
+heavy = {{"jax", "flax", "numpy", "orbax", "tensorstore", "ml_dtypes", "PIL", "asyncio"}} & sys.modules.keys()
 assert not heavy, heavy
+print(len(sys.modules) - before, file=sys.stderr)
 """
 RUN = "from {0} import {1}\nfrom wancli.console import run\nassert run({1}) == 0"
 
 
-def _seconds(command: list[str], runs: int = 7) -> float:
-    """Median CPU time of a command: other programs may keep it waiting."""
-    times = []
-    for _ in range(runs):
-        before = os.times()
-        subprocess.run(command, check=True, capture_output=True)
-        after = os.times()
-        times.append(sum(after[2:4]) - sum(before[2:4]))
-    return statistics.median(times)
-
-
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "arguments", "most"),
     [
-        ("", "", 1),
-        (RUN.format("wancli.run", "wanrun"), "--help", 4),
-        (RUN.format("wancli.run", "wanrun"), "--artifact {} --list", 4),
-        (RUN.format("wanbuild.cli", "wanbuild"), "--help", 4),
-        (RUN.format("wanbuild.cli", "wanbuild"), "compile --help", 4),
+        ("", "", 5),
+        (RUN.format("wancli.run", "wanrun"), "--help", 260),
+        (RUN.format("wancli.run", "wanrun"), "--artifact {} --list", 260),
+        (RUN.format("wanbuild.cli", "wanbuild"), "--help", 225),
+        (RUN.format("wanbuild.cli", "wanbuild"), "compile --help", 225),
     ],
     ids=["import", "help", "list", "help of wanbuild", "help of compile"],
 )
 def test_light_commands_load_nothing_heavy(code: str, arguments: str, most: int, toy_artifact: Path) -> None:
+    """Nor many modules, of which each takes about half a millisecond."""
     command = [sys.executable, "-c", LOADED.format(code), *arguments.format(toy_artifact).split()]
-    needed = _seconds([sys.executable, "-c", "import click, msgspec"])  # in the same minute: machines differ
-    assert _seconds(command) < most * needed
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert int(run.stderr.split()[-1]) <= most
