@@ -86,7 +86,9 @@ CODES: Mapping[ErrorCode, Code] = MappingProxyType(
             "Two parts do not fit each other, such as weights and their config.",
             "give parts that belong together",
         ),
-        "missing_file": Code("A file or a folder is not there.", "look at the path"),
+        "missing_file": Code(
+            "A file or a folder is not there, such as that of an artifact.", "look at the path"
+        ),
         "missing_parameter": Code("A value that is needed was not given.", "give it"),
         "no_effect": Code("A value would change nothing.", "leave it out, or give what it needs"),
         "no_space": Code(
@@ -101,7 +103,9 @@ CODES: Mapping[ErrorCode, Code] = MappingProxyType(
             "Latents, weights or embeddings have values that are not finite.",
             "look at the weights, and at guidance and steps",
         ),
-        "not_found": Code("There is no such address, or it may not be read.", "check the address, or log in"),
+        "not_found": Code(
+            "A remote address is not there, or may not be read.", "check the address, or log in"
+        ),
         "not_installed": Code("A package or a program is missing.", "install it as the message says"),
         "other_release": Code(
             "Another release has written it.", "use that release, or make it again with this one"
@@ -130,7 +134,8 @@ CODES: Mapping[ErrorCode, Code] = MappingProxyType(
         ),
         "unwritable": Code("A file or a folder cannot be written.", "choose another place"),
         "wrong_kind": Code(
-            "A file or a folder is of another kind than the expected one.", "look at the path"
+            "A file or a folder is of another kind, such as a checkpoint where an artifact is expected.",
+            "look at the path",
         ),
         "wrong_machine": Code(
             "It was built for another machine, or this one lacks the device.", "compile it for this one"

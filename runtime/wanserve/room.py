@@ -55,19 +55,19 @@ class Room:
     def check(self, nbytes: int = 0) -> None:
         """Raises RefusedError if there is too little room for so many bytes more."""
         if (problem := self.lack(nbytes)) is not None:
-            raise self._error(problem)
+            raise self._out_of_room(problem)
 
     def refusal(self, error: BaseException) -> RefusedError | None:
         """Returns the refusal for an error that means want of room; None for another error."""
         code = getattr(error, "sqlite_errorcode", None)
         if lacks_space(error) or code == sqlite3.SQLITE_FULL:
-            return self._error(NO_SPACE)
+            return self._out_of_room(NO_SPACE)
         if code == sqlite3.SQLITE_CANTOPEN or (isinstance(error, OSError) and error.errno in _NO_FILES):
-            return self._error(NO_FILES)
+            return self._out_of_room(NO_FILES)
         problem = None if code is None else self.lack()  # SQLite has many names for it
-        return None if problem is None else self._error(problem)
+        return None if problem is None else self._out_of_room(problem)
 
-    def _error(self, problem: str) -> RefusedError:
+    def _out_of_room(self, problem: str) -> RefusedError:
         if problem == NO_FILES:  # connections that are slow are closed
             headers = {"Retry-After": "5"}
             return RefusedError(

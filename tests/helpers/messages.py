@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from helpers.rules import REPOSITORY, parsed
 from wanrun.codes import CODES, Code
@@ -77,6 +78,7 @@ class Messages:
         self._calls = [call for tree in trees for call in calls(tree, (), "")]
         self._classes, self._coded = classes(trees, ROOTS), classes(trees, {"WanError"})
         self._constants, self._modules = constants(trees), modules(trees)
+        self._exits, self.exits = exit_codes(trees), defaultdict[str, set[int]](set)
         self._helpers = dict[str, Helper]()
         size = -1
         while size != (size := sum(len(helper.said) for helper in self._helpers.values())):
@@ -130,6 +132,7 @@ class Messages:
                     for part, text in texts.items()
                 ]
                 answer = f" [HTTP {status}]" if status else ""
+                self.exits[code] |= self._exits.get(kind, set())
                 found[code].append(" ".join(f"{'; '.join(shown)}{answer}".split()))
             elif is_problem(call.node):
                 found[OTHERS].append(" ".join(self._words(call.node.args[0], call.around).split()))
@@ -211,6 +214,26 @@ def classes(trees: Sequence[ast.Module], roots: Iterable[str]) -> set[str]:
     return found
 
 
+def exit_codes(trees: Sequence[ast.Module]) -> Mapping[str, set[int]]:
+    """The exit code of each class of errors, its own or that of a class that it derives from."""
+    ours = classes(trees, {"WanError"})
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    every = {node.name: node for node in nodes if node.name in ours}
+
+    def of(name: str) -> set[int]:
+        if name not in every:
+            return set()
+        for node in every[name].body:
+            match node:
+                case ast.Assign(targets=[ast.Name("exit_code")], value=ast.Constant(int(code))):
+                    return {code}
+                case ast.AnnAssign(target=ast.Name("exit_code"), value=ast.Constant(int(code))):
+                    return {code}
+        return set().union(*(of(named(base)) for base in every[name].bases))
+
+    return {name: of(name) for name in every}
+
+
 def constants(trees: Sequence[ast.Module]) -> dict[str, ast.expr]:
     """The values of names in capitals; of a name that two modules have, none."""
     found = defaultdict[str, list[ast.expr]](list)
@@ -248,9 +271,11 @@ def assigned(function: Function) -> Mapping[str, Sequence[ast.expr]]:
 def messages() -> str:
     """The file's text."""
     files = sorted(file for top in ("runtime", "build") for file in (REPOSITORY / top).rglob("*.py"))
-    found = Messages(list(map(parsed, files))).by_code()
+    messages = Messages(list(map(parsed, files)))
+    found = messages.by_code()
     about, _, _ = FILE.read_text(encoding="utf-8").partition(GENERATED)
-    parts = [about, *_table("Codes", CODES), *_table("Codes of the server", SERVER_CODES)]
+    exits = {code: " or ".join(map(str, sorted(of))) for code, of in messages.exits.items()}
+    parts = [about, *_table("Codes", CODES, exits), *_table("Codes of the server", SERVER_CODES)]
     parts.append("## Messages\n\n`{}` stands for a value, `(a|b)` for one of several.\n")
     for code, lines in found.items():
         title = "of the error that they are about" if "{}" in code else code
@@ -258,9 +283,16 @@ def messages() -> str:
     return "".join(parts)
 
 
-def _table(title: str, codes: Mapping[str, Code]) -> Iterator[str]:
-    yield f"## {title}\n\n| code | when | what to do |\n|---|---|---|\n"
-    yield from (f"| `{name}` | {code.when} | {code.remedy} |\n" for name, code in sorted(codes.items()))
+def _table(title: str, codes: Mapping[Any, Code], exits: Mapping[str, str] | None = None) -> Iterator[str]:
+    yield f"## {title}\n\n"
+    yield (
+        "| code | when | what to do |\n|---|---|---|\n"
+        if exits is None
+        else ("| code | when | what to do | exit code |\n|---|---|---|---|\n")
+    )
+    for name, code in sorted(codes.items()):
+        end = "" if exits is None else f" {exits.get(name, '')} |"
+        yield f"| `{name}` | {code.when} | {code.remedy} |{end}\n"
     yield "\n"
 
 
