@@ -15,7 +15,7 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -50,6 +50,11 @@ def mark(items: Iterable[pytest.Item]) -> None:
     for item in items:
         if tier(item) != "fast":
             item.add_marker("slow")
+
+
+def thorough_but(first: int, rows: Sequence[Any]) -> list[Any]:
+    """Rows of a parametrize, of which only the first ones are not ``thorough``."""
+    return [*rows[:first], *(pytest.param(*row, marks=pytest.mark.thorough) for row in rows[first:])]
 
 
 def read_times() -> Times:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.tiers import thorough_but
 from helpers.vae_reference import (
     ALL,
     TOLERANCE,
@@ -59,18 +60,20 @@ def vae(form: str = "plain", **changes: Any) -> Pair:
     return pair(**FORMS[form] | changes)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("form", "frames", "chunk", "size", "changes"),
-    [
-        ("plain", 1, 2, SIZE, {}),
-        ("plain", 4, 1, SIZE, {}),
-        ("plain", 4, 2, SIZE, {"num_res_blocks": 2}),
-        ("residual", 1, 1, WIDE, {}),
-        ("residual", 5, 3, WIDE, {}),  # a last piece that is filled up
-        ("residual", 5, ALL, WIDE, {}),
-        ("residual", 3, 1, WIDE, OTHER),
-    ],
+    thorough_but(
+        1,
+        [
+            ("plain", 1, 2, SIZE, {}),
+            ("plain", 4, 1, SIZE, {}),
+            ("plain", 4, 2, SIZE, {"num_res_blocks": 2}),
+            ("residual", 1, 1, WIDE, {}),
+            ("residual", 5, 3, WIDE, {}),  # a last piece that is filled up
+            ("residual", 5, ALL, WIDE, {}),
+            ("residual", 3, 1, WIDE, OTHER),
+        ],
+    ),
 )
 def test_decoding(form: str, frames: int, chunk: int, size: Size, changes: dict[str, Any]) -> None:
     model = vae(form, **changes)
@@ -83,18 +86,20 @@ def test_decoding(form: str, frames: int, chunk: int, size: Size, changes: dict[
     assert relative_error(model.decode(latents, chunk), expected) < TOLERANCE
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("form", "frames", "chunk", "size", "changes"),
-    [
-        ("plain", 1, 2, SIZE, {}),
-        ("plain", 4, 2, SIZE, {"num_res_blocks": 2}),
-        ("plain", 4, ALL, SIZE, {}),
-        ("residual", 1, 1, TALL, {}),
-        ("residual", 5, 3, TALL, {}),
-        ("residual", 5, ALL, TALL, {}),
-        ("residual", 3, 1, WIDE, OTHER),
-    ],
+    thorough_but(
+        1,
+        [
+            ("plain", 1, 2, SIZE, {}),
+            ("plain", 4, 2, SIZE, {"num_res_blocks": 2}),
+            ("plain", 4, ALL, SIZE, {}),
+            ("residual", 1, 1, TALL, {}),
+            ("residual", 5, 3, TALL, {}),
+            ("residual", 5, ALL, TALL, {}),
+            ("residual", 3, 1, WIDE, OTHER),
+        ],
+    ),
 )
 def test_encoding(form: str, frames: int, chunk: int, size: Size, changes: dict[str, Any]) -> None:
     model = vae(form, **changes)
@@ -103,16 +108,18 @@ def test_encoding(form: str, frames: int, chunk: int, size: Size, changes: dict[
         assert relative_error(found, expected) < TOLERANCE
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("form", "size", "batch", "chunk", "changes"),
-    [
-        # The first level sees odd sizes, one frame per piece.
-        ("plain", SIZE, 2, 1, {"decoder_base_dim": 32}),
-        # The smallest configuration in use, with one channel where levels meet.
-        ("plain", SIZE, 1, 2, NARROW),
-        ("residual", WIDE, 2, 1, {}),
-    ],
+    thorough_but(
+        1,
+        [
+            # The smallest configuration in use, with one channel where levels meet.
+            ("plain", SIZE, 1, 2, NARROW),
+            # The first level sees odd sizes, one frame per piece.
+            ("plain", SIZE, 2, 1, {"decoder_base_dim": 32}),
+            ("residual", WIDE, 2, 1, {}),
+        ],
+    ),
 )
 def test_winograd(form: str, size: Size, batch: int, chunk: int, changes: dict[str, Any]) -> None:
     """The CPU's form, also of two videos at once."""

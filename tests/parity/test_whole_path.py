@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 import wanrun
 from helpers.loras import PUBLISHED, lora
 from helpers.reference_models import relative_error
+from helpers.tiers import thorough_but
 from helpers.whole_path import LATENTS, LOOPS, NEGATIVE, PROMPT, WITH_REFERENCE, Case, Drawn, Row, WholePath
 from wanbuild.cli import wanbuild
 from wanbuild.variants.table import variants
@@ -221,9 +222,12 @@ def test_latents_and_frames(paths: Paths, row: str, case: str, loop: str, record
     assert with_tokens == bool(variants()[path.row.toy].encoded_images)
 
 
-@pytest.mark.thorough
+IN_TEST = [("wan2.2-vace", "scaled"), ("wan2.2-animate, no guidance", "two segments")]
+ALIKE = [(name, case) for name, row in ROWS.items() if row.alike for case in row.cases]
+
+
 @pytest.mark.parametrize(
-    ("row", "case"), [(name, case) for name, row in ROWS.items() if row.alike for case in row.cases]
+    ("row", "case"), thorough_but(len(IN_TEST), [*IN_TEST, *(one for one in ALIKE if one not in IN_TEST)])
 )
 def test_forms_of_the_loop_are_the_same(paths: Paths, row: str, case: str) -> None:
     """One executable for all steps computes what one for each does: on the CPU to the bit."""
