@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from helpers.refusals import check_refusal, refuses
+from hostile.refusal import edit_json
 from wanbuild.published.schedulers import SCHEDULER_CONFIGS
 from wanbuild.source import component
 from wanbuild.source.checkpoint import open_source
@@ -41,12 +41,6 @@ def sharded(tmp_path: Path) -> Path:
     """A toy of three shards per component."""
     write_toy(tmp_path / "sharded", stored=Stored(shards=3))
     return tmp_path / "sharded"
-
-
-def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    data = json.loads(path.read_text())
-    change(data)
-    path.write_text(json.dumps(data))
 
 
 def test_a_single_file_checkpoint(toy_checkpoint: Path) -> None:
@@ -165,7 +159,7 @@ def test_tokenizer_ids_come_from_the_files(folder: Path) -> None:
         data["pad_token"] = {"content": "<s>", "lstrip": False}
         data["eos_token"] = "▁cat"
 
-    _edit(folder / "tokenizer" / "tokenizer_config.json", swap)
+    edit_json(folder / "tokenizer" / "tokenizer_config.json", swap)
     pieces = [piece for piece, _ in json.loads(tokenizer.file.read_text())["model"]["vocab"]]
     with open_source(folder) as source:
         assert source.tokenizer.pad_id == 3
@@ -173,10 +167,10 @@ def test_tokenizer_ids_come_from_the_files(folder: Path) -> None:
 
 
 def test_absent_parts_as_newer_diffusers_writes_them(folder: Path) -> None:
-    absent = {name: [None, None] for name in ("transformer_2", "image_encoder", "image_processor")}
-    change = {**absent, "boundary_ratio": None, "expand_timesteps": False, "_name_or_path": "a/b"}
-    _edit(folder / "model_index.json", lambda data: data.update(change))
-    _edit(folder / "model_index.json", lambda data: data.update(tokenizer=["transformers", "T5Tokenizer"]))
+    change = {name: [None, None] for name in ("transformer_2", "image_encoder", "image_processor")}
+    change = {**change, "boundary_ratio": None, "expand_timesteps": False, "_name_or_path": "a/b"}
+    change["tokenizer"] = ["transformers", "T5Tokenizer"]
+    edit_json(folder / "model_index.json", lambda data: data.update(change))
     with open_source(folder) as source:
         assert variant_of(source).name == "wan2.1-t2v"
 

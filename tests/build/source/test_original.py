@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ml_dtypes
@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from helpers.checkpoint_files import State, as_first_uploaded, edited, load_file, save_file
-from helpers.damage import one_error
 from helpers.original_checkpoint import original_config, original_keys
 from helpers.refusals import refuses
 from helpers.single_files import original_transformer, write_with_published_heads
+from hostile.refusal import check_named
 from wanbuild.build import convert
-from wanbuild.cli import wanbuild
 from wanbuild.components import kind_of
 from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.mapping.original import diffusers_names
@@ -26,8 +25,8 @@ from wanbuild.source.match import variant_of
 from wanbuild.source.scheduler import read_scheduler
 from wanbuild.toy.toy_checkpoint import write_toy
 from wanbuild.toy.toy_weights import Stored
-from wancli.console import run
 from wanrun.artifact.manifest import Manifest, read_manifest
+from wanrun.codes import ErrorCode
 from wanrun.errors import SourceError
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -204,75 +203,48 @@ def test_shards_in_the_original_naming(tmp_path: Path, toy_checkpoint: Path) -> 
 # --- refused ------------------------------------------------------------------------------------------------
 
 
-def add(**tensors: np.ndarray) -> Callable[[State], object]:
-    return lambda state: state.update({key.replace("__", "."): value for key, value in tensors.items()})
-
-
-def drop(keys: Iterable[str]) -> Callable[[State], object]:
-    return lambda state: [state.pop(key) for key in keys]
+def refused(checkpoint: Path, tmp_path: Path, code: ErrorCode, *named: object) -> None:
+    """Converting is refused with these values, and leaves nothing."""
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SourceError) as caught:
+        convert(ConvertRequest(checkpoint, tmp_path / "artifact"))
+    check_named({"code": caught.value.code, "message": str(caught.value)}, code, named)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 BIAS = np.linspace(-1, 1, 40, dtype=np.float32)
-EIGHT = BIAS.astype(np.uint8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("added", "code", "named"),
     [
-        (
-            add(blocks__0__attn1__to_q__bias=BIAS),
-            "has diffusers names among the original ones: blocks.0.attn1.to_q.bias",
-        ),
-        (add(blocks__0__self_attn__q__gate=BIAS), "not a part of this model: blocks.0.self_attn.q.gate"),
-        (
-            add(**{f"extra{i}": BIAS + i for i in range(9)}),
-            "not a part of this model: extra0, extra1, extra2, extra3, extra4 and 4 more",
-        ),
-        (
-            add(blocks__0__self_attn__q__bias=EIGHT),
-            "is not a plain weight; expected BF16 or F16 or F32; found U8",
-        ),
-        (
-            add(blocks__0__self_attn__q__scale_weight=BIAS[:1]),
-            "blocks.0.self_attn.q.weight in .*wan.safetensors is quantized in a way .*; found F32 with b",
-        ),
-        (drop(["head.modulation"]), "missing key for scale_shift_table"),
-        (add(blocks__3__norm3__bias=BIAS), "unexpected key blocks.3.norm2.bias, the config says 3 layers"),
+        (["blocks.0.attn1.to_q.bias"], "wrong_kind", ("blocks.0.attn1.to_q.bias",)),  # a name of diffusers
+        (["blocks.0.self_attn.q.gate"], "wrong_kind", ("blocks.0.self_attn.q.gate",)),
+        ([f"extra{i}" for i in range(9)], "wrong_kind", ("extra0, extra1, extra2, extra3, extra4", 4)),
+        (["blocks.3.norm3.bias"], "mismatch", ("blocks.3.norm2.bias", "3 layers")),
+        ([], "mismatch", ("scale_shift_table",)),  # head.modulation is left out
     ],
 )
-@pytest.mark.parametrize("place", PLACES[1:])
-def test_a_bad_file_is_one_line(
-    checkpoint: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    place: str,
-    change: Callable[[State], object],
-    message: str,
+def test_tensors_that_do_not_fit(
+    checkpoint: Path, tmp_path: Path, added: Sequence[str], code: ErrorCode, named: tuple[object, ...]
 ) -> None:
-    rewrite(checkpoint, "", place, change)
-    refused(checkpoint, tmp_path, capsys, message)
+    """Others are in tests/hostile, and other forms of 8 bits in ``test_eight_bit``."""
 
+    def change(state: State) -> None:
+        state.update({key: BIAS + number for number, key in enumerate(added)})
+        if not added:
+            del state["head.modulation"]
 
-def refused(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], message: str) -> None:
-    """Converting has to end with exit code 4 and one line that matches, and leave nothing."""
-    before = sorted(tmp_path.iterdir())
-    capsys.readouterr()
-    assert run(wanbuild, ["convert", str(checkpoint), "--artifact", str(tmp_path / "artifact")]) == 4
-    line = one_error(capsys)
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(line)
-    assert sorted(tmp_path.iterdir()) == before
+    file = rewrite(checkpoint, "", "wan.safetensors", change)
+    refused(checkpoint, tmp_path, code, *(named if code == "mismatch" else (file, *named)))
 
 
 @pytest.mark.parametrize("place", ["transformer", "."])
-def test_two_candidates_are_refused(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
-) -> None:
+def test_two_candidates_are_refused(checkpoint: Path, tmp_path: Path, place: str) -> None:
     file = rewrite(checkpoint, "", f"{place}/wan.safetensors")
     shutil.copy(file, file.with_name("wan-fp16.safetensors"))
-    message = "more than one set of weights; expected one; found wan-fp16.safetensors, wan.safetensors"
-    refused(checkpoint, tmp_path, capsys, message)
+    refused(checkpoint, tmp_path, "wrong_kind", "wan-fp16.safetensors, wan.safetensors")
     # The published name is preferred to any other.
     shutil.copy(file, file.with_name(WEIGHTS))
     with open_source(checkpoint) as source:
@@ -285,43 +257,29 @@ def test_the_component_s_folder_is_preferred(checkpoint: Path) -> None:
         assert source.component("transformer").files == (checkpoint / "transformer" / WEIGHTS,)
 
 
-def test_what_else_is_refused(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_else_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     file = rewrite(checkpoint, "", "wan.safetensors")
     config = checkpoint / "transformer/config.json"
     content = config.read_text()
     config.unlink()
-    refused(
-        checkpoint, tmp_path, capsys, "wan.safetensors has no config.json.*40 channels are not whole heads"
-    )
+    refused(checkpoint, tmp_path, "mismatch", file, "config.json", 40)
     stated = original_config(json.loads(content))
     (checkpoint / "config.json").write_text(json.dumps({**stated, "ffn_dim": 57}))
-    refused(checkpoint, tmp_path, capsys, "ffn_dim is 57, the weights say 56")
+    refused(checkpoint, tmp_path, "mismatch", "ffn_dim", 57, 56)
     (checkpoint / "config.json").unlink()
     config.write_text(content)
     # A single shard is no checkpoint, wherever it lies, and another component's file is never taken.
     file.rename(checkpoint / "wan-00001-of-00002.safetensors")
-    refused(checkpoint, tmp_path, capsys, "transformer holds no weights")
+    refused(checkpoint, tmp_path, "missing_file", checkpoint / "transformer")
     (checkpoint / "transformer/wan.pth").write_bytes(b"\x80\x04")
-    refused(checkpoint, tmp_path, capsys, "wan.pth is a pickled checkpoint")
+    refused(checkpoint, tmp_path, "untrusted", "wan.pth")
     (checkpoint / "wan-00001-of-00002.safetensors").rename(checkpoint / "transformer/a.safetensors")
     vae = checkpoint / "vae"
     (vae / WEIGHTS).rename(vae / "wan_vae-00001-of-00002.safetensors")
-    refused(checkpoint, tmp_path, capsys, "vae holds no weights")
+    refused(checkpoint, tmp_path, "missing_file", vae)
     (vae / "wan_vae-00001-of-00002.safetensors").rename(vae / "one.safetensors")
     shutil.copy(vae / "one.safetensors", vae / "two.safetensors")
-    refused(checkpoint, tmp_path, capsys, "vae holds more than one set of weights")
-
-
-def test_one_file_beside_two_experts_is_not_taken(
-    toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from wanbuild.source import checkpoint as source_module
-
-    monkeypatch.setattr(source_module, "_TRANSFORMERS", frozenset({"transformer", "vae"}))
-    checkpoint = Path(shutil.copytree(toy_checkpoint, tmp_path / "checkpoint"))
-    (checkpoint / "transformer" / WEIGHTS).rename(checkpoint / "wan.safetensors")
-    with refuses("missing_file", SourceError, what=checkpoint / "transformer"):
-        open_source(checkpoint)
+    refused(checkpoint, tmp_path, "wrong_kind", vae, "one.safetensors, two.safetensors")
 
 
 # --- the classes of a first upload --------------------------------------------------------------------------

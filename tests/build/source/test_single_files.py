@@ -1,41 +1,44 @@
-"""Checkpoints of single files, in the original naming and of 8-bit floats: the same artifact, or one line."""
+"""Checkpoints of files, given one by one, all in one or in shards: the same artifact, or one line."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers.checkpoint_files import State, save_file
-from helpers.naive_conversion import arrays_of
-from helpers.refusals import json_error, refuses
+from helpers.checkpoint_files import save_file
+from helpers.hub_server import read_folder
+from helpers.refusals import check_refusal, json_error, refuses
 from helpers.single_files import (
-    original_text_encoder,
+    ALL_IN_ONE,
     original_transformer,
     original_vae,
+    write_all_in_one,
     write_single_files,
     write_with_published_heads,
 )
-from hostile.refusal import check_named
 from wanbuild.build import convert
 from wanbuild.cli import wanbuild
 from wanbuild.components import kind_of
-from wanbuild.conversion.chosen import Quantise
 from wanbuild.conversion.convert_request import ConvertRequest
+from wanbuild.plan import subject
+from wanbuild.recipe import fingerprint, read_recipe
+from wanbuild.source.all_in_one import all_in_one, prefix_of_part
+from wanbuild.source.checkpoint import open_source
 from wanbuild.source.checkpoint_parts import OPTIONS
+from wanbuild.source.recognise import no_checkpoint
+from wanbuild.source.shards import weights_at
 from wanbuild.source.single_files import open_files
 from wanbuild.toy.toy_checkpoint import write_toy
+from wanbuild.toy.toy_weights import Stored
 from wanbuild.variants.table import MODULES
 from wancli.console import run
-from wanrun.artifact.manifest import Manifest
-from wanrun.codes import ErrorCode
+from wanrun.artifact.manifest import Manifest, read_manifest
 from wanrun.errors import SourceError
 
 _NOT_ALONE = ("wan2.2-animate", "self-forcing-wan2.1", "helios-mid-wan2.1", "helios-distilled-wan2.1")
@@ -45,14 +48,10 @@ ALONE = [name for name in MODULES if name not in _NOT_ALONE]
 other models differ from its Base by their scheduler alone."""
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def assert_same(found: Manifest, expected: Manifest, artifacts: Path) -> None:
     """Two artifacts have the same bytes but for what says where they are from."""
     for part in ("weights", "tokenizer"):
-        one, other = (contents(artifacts / name / part) for name in ("one", "other"))
+        one, other = (read_folder(artifacts / name / part) for name in ("one", "other"))
         assert one == other and len(one) >= (50 if part == "weights" else 1)
     assert found.model == expected.model
     assert found.components == expected.components
@@ -137,262 +136,6 @@ def test_options_and_recipes_name_the_files(
     assert "recipe, 96x64x81" in capsys.readouterr().out
 
 
-# --- 8-bit weights -----------------------------------------------------------------------------------------
-
-
-def quantized(
-    state: State, rows: bool, names: tuple[str, str], dtype: Any = ml_dtypes.float8_e4m3fn
-) -> tuple[State, State]:
-    """The tensors with 8-bit linear weights and their scales, and what they stand for."""
-    small: State = {} if dtype is np.int8 else {"scaled_fp8": np.zeros(2, dtype)}
-    large: State = {}
-    most = 127 if dtype is np.int8 else 448
-    for key, value in state.items():
-        small[key] = large[key] = value
-        if value.ndim != 2 or not key.endswith(".weight"):
-            continue
-        scale = np.abs(value).max(axis=1 if rows else None, keepdims=True).astype(np.float32) / most
-        small[key] = (np.rint(value / scale) if dtype is np.int8 else value / scale).astype(dtype)
-        large[key] = small[key].astype(np.float32) * scale
-        base = key.removesuffix(".weight")
-        small[base + names[0]] = scale if rows else scale.reshape(())
-        small[base + names[1]] = np.ones((), np.float32)
-    return small, large
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("rows", "names", "dtype"),
-    [
-        (False, (".scale_weight", ".scale_input"), ml_dtypes.float8_e4m3fn),
-        (False, (".weight_scale", ".input_scale"), ml_dtypes.float8_e4m3fn),
-        (True, (".weight_scale", ".input_scale"), ml_dtypes.float8_e4m3fn),
-        (False, (".scale_weight", ".scale_input"), ml_dtypes.float8_e5m2),
-        (False, (".weight_scale", ".input_scale"), np.int8),  # ComfyUI's int8_tensorwise
-        (True, (".weight_scale", ".input_scale"), np.int8),  # LightX2V's int8
-    ],
-)
-def test_scaled_weights_are_dequantised(
-    rows: bool,
-    names: tuple[str, str],
-    dtype: Any,
-    text_checkpoint: Path,
-    text_files: Mapping[str, Path],
-    tmp_path: Path,
-) -> None:
-    files = dict(text_files)
-    checkpoint = Path(shutil.copytree(text_checkpoint, tmp_path / "checkpoint"))
-    makers = {"transformer": original_transformer, "text_encoder": original_text_encoder}
-    for name, make in makers.items():
-        small, large = quantized(make(checkpoint / name), rows, names, dtype)
-        files[name] = tmp_path / f"{name}_scaled.safetensors"
-        save_file(small, files[name])
-        for file in (checkpoint / name).glob("*.safetensors*"):
-            file.unlink()
-        save_file(large, checkpoint / name / "x.safetensors")
-    expected = convert(ConvertRequest(checkpoint, tmp_path / "one"))
-    lines: list[str] = []
-    found = convert(ConvertRequest(None, tmp_path / "other", files=files), lambda *said: lines.extend(said))
-    said = "of quantised weights become .* of bfloat16; --quantise source keeps the artifact small"
-    assert len(lines) == 2 and all(re.search(said, line) for line in lines)
-    assert contents(tmp_path / "one" / "weights") == contents(tmp_path / "other" / "weights")
-    assert found.components == expected.components
-    digests = [manifest.source["files"] for manifest in (found, expected)]
-    assert digests[0] != digests[1]
-    kept = convert(ConvertRequest(None, tmp_path / "kept", files=files, quantise=Quantise("source")))
-    assert kept.dtypes["transformer"].eight_bit.keys() >= {"blocks/ffn/up", "blocks/attn2/to_k"}
-    for name in makers:
-        assert set(kept.dtypes[name].eight_bit.values()) == {np.dtype(dtype).name}
-        stored, cast = (arrays_of(tmp_path / folder, name) for folder in ("kept", "other"))
-        for layer in kept.dtypes[name].eight_bit:
-            weight = stored.pop(f"{layer}/weight").astype(np.float32)
-            values = (weight * stored.pop(f"{layer}/scale")[..., None]).astype(ml_dtypes.bfloat16)
-            np.testing.assert_array_equal(values, cast.pop(f"{layer}/weight"))
-        assert stored.keys() == cast.keys()
-
-
-LAYER = "blocks.0.ffn.0"
-
-
-def said(**layer: Any) -> np.ndarray:
-    """What ComfyUI's newer files have as the tensor X.comfy_quant."""
-    return np.frombuffer(json.dumps(layer).encode(), np.uint8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layer", "found"),
-    [
-        ({"format": "int8_tensorwise"}, None),
-        ({"format": "int8_tensorwise", "full_precision_matrix_mult": True, "convrot": False}, None),
-        (
-            {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 256},
-            "int8_tensorwise with convrot",
-        ),
-        ({"format": "float8_e4m3fn"}, "the format float8_e4m3fn and I8"),
-        *(
-            ({"format": form}, f"the format {form}")
-            for form in ("nvfp4", "mxfp8", "awq_w4a16", "asym_w4a8_int8")
-        ),
-        ({"format": 3}, "the format without a name"),
-        ({}, "the format without a name"),
-    ],
-)
-def test_forms_are_read_or_refused_by_name(
-    layer: dict[str, Any],
-    found: str | None,
-    text_checkpoint: Path,
-    text_files: Mapping[str, Path],
-    tmp_path: Path,
-) -> None:
-    """In a tensor beside the weight, or in the file's metadata, whose names may lack the prefix."""
-    prefix = "model.diffusion_model."
-    state = original_transformer(text_checkpoint / "transformer", prefix)
-    small, _ = quantized(state, True, (".weight_scale", ".input_scale"), np.int8)
-    layers = {"format_version": "1.0", "layers": {LAYER: layer}}
-    for name, tensors, metadata in (
-        ("tensor", {**small, f"{prefix}{LAYER}.comfy_quant": said(**layer)}, None),
-        ("metadata", small, {"_quantization_metadata": json.dumps(layers)}),
-    ):
-        file = tmp_path / f"{name}.safetensors"
-        save_file(tensors, file, metadata)
-        files = {**text_files, "transformer": file}
-        if found is None:
-            with open_files(files):
-                pass
-        else:
-            with refuses("unknown_name", SourceError, what=f"{LAYER}.weight in {file}", found=found):
-                open_files(files)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"layers": 3}', "{}", "[" * 5000])
-def test_metadata_that_are_none(
-    text: str, text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
-) -> None:
-    state = original_transformer(text_checkpoint / "transformer")
-    save_file(state, tmp_path / "x.safetensors", {"_quantization_metadata": text})
-    with refuses("unreadable", SourceError, what="_quantization_metadata", expected="JSON"):
-        open_files({**text_files, "transformer": tmp_path / "x.safetensors"})
-
-
-@pytest.mark.thorough
-def test_weights_without_scales_are_cast(
-    text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
-) -> None:
-    state = original_transformer(text_checkpoint / "transformer", "model.diffusion_model.")
-    eight = {key: value.astype(ml_dtypes.float8_e4m3fn) for key, value in state.items()}
-    for name, values in (("a", eight), ("b", {key: x.astype(np.float32) for key, x in eight.items()})):
-        save_file(values, tmp_path / f"{name}.safetensors")
-        files = {**text_files, "transformer": tmp_path / f"{name}.safetensors"}
-        convert(ConvertRequest(None, tmp_path / name, files=files))
-    assert contents(tmp_path / "a" / "weights") == contents(tmp_path / "b" / "weights")
-
-
-@pytest.mark.slow
-def test_a_lora_is_added_to_dequantised_weights(
-    text_checkpoint: Path, text_files: Mapping[str, Path], tmp_path: Path
-) -> None:
-    from wanbuild.lora.merge import LoraRequest
-
-    state = original_transformer(text_checkpoint / "transformer")
-    small, large = quantized(state, True, (".weight_scale", ".input_scale"))
-    rng, lora = np.random.default_rng(3), tmp_path / "lora.safetensors"
-    width = large["blocks.1.self_attn.q.weight"].shape[0]
-    module = "diffusion_model.blocks.1.self_attn.q"
-    save_file(
-        {
-            f"{module}.lora_A.weight": rng.normal(size=(4, width)).astype(np.float32),
-            f"{module}.lora_B.weight": rng.normal(size=(width, 4)).astype(np.float32),
-        },
-        lora,
-    )
-    for name, values in (("a", small), ("b", large)):
-        save_file(values, tmp_path / f"{name}.safetensors")
-        files = {**text_files, "transformer": tmp_path / f"{name}.safetensors"}
-        convert(ConvertRequest(None, tmp_path / name, files=files, loras=[LoraRequest(lora, 0.5, None)]))
-    assert contents(tmp_path / "a" / "weights") == contents(tmp_path / "b" / "weights")
-
-
-ONE = np.ones((), np.float32)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "value", "code", "named"),
-    [
-        ("ffn.0.weight_scale", np.ones((2, 3), np.float32), "unknown_name", "[2, 3]"),
-        ("norm3.weight_scale", ONE, "unknown_name", "F32 with blocks.0.norm3.weight_scale"),
-        ("ffn.0.weight", np.ones((56, 256), np.uint8), "wrong_kind", "U8"),
-        ("ffn.0.weight_scale_2", ONE, "unknown_name", "nvfp4"),
-        ("ffn.0.weight_global_scale", ONE, "unknown_name", "nvfp4"),
-        ("ffn.0.pre_quant_scale", np.ones(256, np.float32), "unknown_name", "awq"),
-        ("ffn.0.weight_scale_inv", ONE, "wrong_kind", "weight_scale_inv"),
-    ],
-)
-def test_other_ways_to_quantize_are_refused(
-    name: str,
-    value: np.ndarray,
-    code: ErrorCode,
-    named: str,
-    text_checkpoint: Path,
-    text_files: Mapping[str, Path],
-    tmp_path: Path,
-) -> None:
-    state = original_transformer(text_checkpoint / "transformer")
-    small, _ = quantized(state, False, (".weight_scale", ".input_scale"))
-    save_file({**small, f"blocks.0.{name}": value}, tmp_path / "x.safetensors")
-    with pytest.raises(SourceError) as caught:
-        open_files({**text_files, "transformer": tmp_path / "x.safetensors"})
-    check_named({"code": caught.value.code, "message": str(caught.value)}, code, (named,))
-
-
-SCALE = "blocks.0.ffn.0.weight_scale"
-
-
-def without(state: State, *ends: str) -> State:
-    return {key: value for key, value in state.items() if not key.endswith(ends)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda state: without(state, "_scale"), "blocks.0.cross_attn.k.scale_weight"),
-        (
-            lambda state: without(state, "_scale", "scaled_fp8") | {"x.comfy_quant": np.zeros(2)},
-            "blocks.0.cross_attn.k.weight",
-        ),
-        (lambda state: without(state, SCALE), "blocks.0.ffn.0.scale_weight"),
-        (lambda state: without(state, SCALE, "scaled_fp8", "input_scale"), "blocks.0.ffn.0.weight"),
-        (lambda state: state | {SCALE: np.float32(0)}, f"0 in {SCALE}"),
-        (lambda state: state | {SCALE: np.float32(-0.01)}, f"-0.01 in {SCALE}"),
-        (lambda state: state | {SCALE: np.float32(np.nan)}, f"nan in {SCALE}"),
-        (lambda state: state | {SCALE: np.where(np.arange(56) == 7, np.inf, 1)}, f"inf in {SCALE}"),
-    ],
-    ids=["all", "all-but-marks", "one", "one-and-marks", "zero", "negative", "nan", "inf-in-a-row"],
-)
-def test_scales_that_are_missing_or_no_scales(
-    change: Callable[[State], State],
-    named: str,
-    text_checkpoint: Path,
-    text_files: Mapping[str, Path],
-    tmp_path: Path,
-) -> None:
-    """Taken for 1, they would give another model without a word."""
-    state = original_transformer(text_checkpoint / "transformer")
-    small, _ = quantized(state, False, (".weight_scale", ".input_scale"))
-    made = {
-        key: np.asarray(value, np.float32 if key == SCALE else None) for key, value in change(small).items()
-    }
-    save_file(made, tmp_path / "x.safetensors")
-    with refuses("unknown_name", SourceError, expected="one positive scale") as caught:
-        open_files({**text_files, "transformer": tmp_path / "x.safetensors"})
-    assert named in str(caught.value)
-    assert (
-        "scale " in str(caught.value.found) if "in" in named.split() else "among" in str(caught.value.found)
-    )
-
-
 # --- what does not fit -------------------------------------------------------------------------------------
 
 
@@ -468,3 +211,165 @@ def test_nothing_to_convert(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     assert run(wanbuild, ["convert", "--artifact", str(tmp_path / "a"), "--json-errors"]) == 2
     error = json_error(capsys.readouterr().err)
     assert error["code"] == "missing_parameter" and "SOURCE" in error["expected"]
+
+
+# --- all in one file, as of ComfyUI ---
+
+
+@pytest.fixture(scope="session")
+def whole(text_files: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "wan-all-in-one.safetensors"
+    write_all_in_one(text_files, path)
+    return path
+
+
+@pytest.mark.slow
+def test_one_file_is_a_checkpoint(
+    whole: Path, text_files: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = ["--tokenizer", str(text_files["tokenizer"])]
+    command = ["convert", str(whole), "--artifact", str(tmp_path / "one"), *tokenizer]
+    assert run(wanbuild, command) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("recognised wan2.1-t2v") and said[-1].startswith(f"converted {whole} to ")
+    manifest = read_manifest(tmp_path / "one")
+    names = {f"{part}/{whole.name}" for part in ALL_IN_ONE}
+    assert {name for name in manifest.source["files"] if "safetensors" in name} == names
+    digests = {manifest.source["files"][name]["digest"] for name in names}
+    assert len(digests) == 3  # each of its own tensors
+    parts = {**dict.fromkeys(ALL_IN_ONE, whole), "tokenizer": text_files["tokenizer"]}
+    with open_files(parts) as found, open_files(text_files) as expected:
+        for name in ALL_IN_ONE:
+            one, other = found.component(name), expected.component(name)
+            assert one.config == other.config and one.tensors.keys() == other.tensors.keys()
+            assert all(np.array_equal(one.array(key), other.array(key)) for key in one.tensors)
+
+
+def test_what_is_missing_is_named_and_its_tokenizer_is_not_read(
+    whole: Path, text_files: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.safetensors"
+    write_all_in_one(
+        text_files, path, {"transformer": ALL_IN_ONE["transformer"], "vae": "first_stage_model."}
+    )
+    for source, found in ((path, "no --text-encoder, no --tokenizer"), (whole, "no --tokenizer")):
+        command = ["convert", str(source), "--artifact", str(tmp_path / "a"), "--json-errors"]
+        assert run(wanbuild, command) == 2
+        error = json_error(capsys.readouterr().err)
+        assert (error["code"], error["found"]) == ("missing_parameter", found)
+        assert "--tokenizer google/umt5-xxl" in error["remedy"]
+        assert ("SentencePiece" in error["remedy"]) == (source == whole)
+    with refuses("wrong_kind", SourceError, what=f"{path} ", expected="one text encoder"):
+        open_files({**text_files, "text_encoder": path})
+
+
+def test_a_short_prefix_may_be_the_start_of_another_s_names() -> None:
+    keys = ["model.diffusion_model.a", "model.other.b", "vae.c"]
+    assert prefix_of_part(keys, "transformer", Path("x")) == "model.diffusion_model."
+
+
+def test_unknown_prefixes(text_files: Mapping[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    state = write_all_in_one(text_files, path)
+    save_file({**state, "clip_g.x.weight": np.ones(2, np.float32)}, path)
+    with refuses("wrong_kind", SourceError, what="clip_g.x.weight", expected="vae.", remedy="--vae FILE"):
+        all_in_one(path)
+    with open_files({**text_files, "vae": path}) as source:  # only this part is read
+        assert source.component("vae").tensors
+    save_file({**state, "first_stage_model.x": np.ones(2, np.float32)}, path)
+    with refuses("wrong_kind", SourceError, expected="one vae", found="first_stage_model. and vae."):
+        open_files({**text_files, "vae": path})
+
+
+def test_other_sources_are_none(whole: Path, text_files: Mapping[str, Path], tmp_path: Path) -> None:
+    assert all_in_one(None) == all_in_one(tmp_path) == all_in_one("owner/name") == {}
+    assert all(all_in_one(text_files[name]) == {} for name in ALL_IN_ONE)
+    error = no_checkpoint(whole)  # where a folder is needed
+    check_refusal(error, "wrong_kind", what=whole, remedy=f"wanbuild convert {whole} ")
+    assert all(name in error.what for name in ALL_IN_ONE)
+
+
+def test_a_recipe_s_model_is_known_before_it_is_converted(
+    whole: Path, text_files: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with the tokenizer of a hub's repository."""
+    monkeypatch.setattr(subject, "locate_tokenizer", lambda place: text_files["tokenizer"])
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'source = "{whole}"\nartifact = "a"\n[convert]\ntokenizer = "google/umt5-xxl"\n')
+    model = subject.model_of(read_recipe(recipe))
+    assert model is not None and model.manifest.model.variant == "wan2.1-t2v"
+
+
+def test_a_revision_is_of_a_hub_s_repository(whole: Path, tmp_path: Path) -> None:
+    with refuses("no_effect", what=whole):
+        convert(ConvertRequest(whole, tmp_path / "a", revision="main"))
+
+
+# --- a part in shards: a folder or an index is taken wherever a file is ---
+
+INDEXES = {
+    "transformer": "diffusion_pytorch_model.safetensors.index.json",
+    "text_encoder": "model.safetensors.index.json",
+}
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy in three shards a component. Not to be changed."""
+    folder = tmp_path_factory.mktemp("sharded") / "checkpoint"
+    write_toy(folder, stored=Stored(shards=3))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["folder", "index", "checkpoint"])
+def test_shards_are_a_part(way: str, sharded: Path, tmp_path: Path) -> None:
+    """Their config.json comes with them: heads of a toy do not follow from its shapes."""
+    parts = [name for name in OPTIONS if (sharded / name).is_dir()]
+    files = {name: sharded if way == "checkpoint" else sharded / name for name in parts}
+    files["tokenizer"] = sharded / "tokenizer"
+    if way == "index":
+        files |= {name: sharded / name / file for name, file in INDEXES.items()}
+    found = convert(ConvertRequest(None, tmp_path / "one", files=files))
+    expected = convert(ConvertRequest(sharded, tmp_path / "other"))
+    assert found.components == expected.components
+    assert sum(name.endswith("-of-00003.safetensors") for name in found.source["files"]) == 6
+    replaced = {"transformer": files["transformer"]}
+    again = convert(ConvertRequest(sharded, tmp_path / "again", files=replaced))
+    assert again.components == expected.components
+
+
+def test_wan_s_own_repositories(sharded: Path, tmp_path: Path) -> None:
+    """Two of their parts are pickles; the line says how to give the experts' folders."""
+    for name in ("high_noise_model", "low_noise_model"):
+        (tmp_path / name).symlink_to(sharded / "transformer")
+    (tmp_path / "Wan2.1_VAE.pth").touch()
+    given = f"--transformer {tmp_path}/high_noise_model --transformer-2 {tmp_path}/low_noise_model"
+    with refuses("untrusted", SourceError, remedy=given):
+        open_source(tmp_path)
+    assert weights_at("transformer", tmp_path / "high_noise_model").name == INDEXES["transformer"]
+
+
+def test_one_shard_is_no_part(sharded: Path, tmp_path: Path) -> None:
+    shard = sharded / "transformer" / "diffusion_pytorch_model-00001-of-00003.safetensors"
+    with refuses("wrong_kind", SourceError, what=shard, remedy=shard.parent):
+        convert(ConvertRequest(sharded, tmp_path / "a", files={"transformer": shard}))
+    assert f"--transformer {shard.parent} " in str(no_checkpoint(shard))
+
+
+def test_a_recipe_sees_that_a_shard_changed(sharded: Path, tmp_path: Path) -> None:
+    shutil.copytree(sharded / "transformer", tmp_path / "shards")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f'source = "{sharded}"\nartifact = "a"\n[convert]\ntransformer = "shards/{INDEXES["transformer"]}"\n'
+    )
+    before = fingerprint(read_recipe(recipe))
+    (tmp_path / "shards" / "diffusion_pytorch_model-00002-of-00003.safetensors").touch()
+    assert fingerprint(read_recipe(recipe)) != before
+
+
+def test_an_index_of_shards_of_another_name(sharded: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    shutil.copytree(sharded / "transformer", folder)
+    (folder / INDEXES["transformer"]).rename(folder / "wan2.1_t2v.safetensors.index.json")
+    assert weights_at("transformer", folder).name == "wan2.1_t2v.safetensors.index.json"
