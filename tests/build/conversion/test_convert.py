@@ -11,23 +11,32 @@ from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 
 from helpers.checkpoint_files import load_file, save_file
+from helpers.hub_server import read_folder
 from helpers.naive_conversion import assert_equals_naive
-from helpers.original_checkpoint import original_keys
 from helpers.refusals import refuses
 from wanbuild.build import convert
+from wanbuild.build_options import BuildOptions
+from wanbuild.components import kind_of
 from wanbuild.conversion import orbax as layout_module
 from wanbuild.conversion import writer as writer_module
 from wanbuild.conversion.convert_request import ConvertRequest
-from wanbuild.mapping.original import diffusers_names
+from wanbuild.models.params import parameter_axes
+from wanbuild.models.partition import ROTARY
+from wanbuild.programs.kinds import ProgramBuilder
+from wanbuild.programs.shape import Shape
+from wanbuild.targets.target import CPU
 from wanbuild.toy.toy_checkpoint import write_toy
 from wanbuild.toy.toy_configs import TOY_VARIANTS
 from wanbuild.toy.toy_weights import Stored
+from wanbuild.variants.from_video import with_start
+from wanbuild.variants.table import variants
 from wanrun.artifact.manifest import MANIFEST, Manifest, read_manifest
-from wanrun.errors import SourceError
+from wanrun.errors import ArtifactError, SourceError
 
 COMPONENTS = ("transformer", "vae", "text_encoder")
 DEFAULT: dict[str, str | None] = {}
@@ -93,58 +102,23 @@ def test_conversion_equals_the_naive_one(
     assert_equals_naive(tmp_path / "artifact", checkpoint, all_float32=bool(dtypes))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("dtypes", [DEFAULT, ALL_FLOAT32], ids=["default", "all float32"])
-@pytest.mark.parametrize("variant", ["wan2.1-t2v", "wan2.1-flf2v", "wan2.1-vace"])
-def test_the_original_naming_equals_the_naive_conversion(
-    tmp_path: Path, variant: str, dtypes: Mapping[str, str | None]
-) -> None:
-    """One file of mixed dtypes, which has the original names, beside the other components."""
-    checkpoint = tmp_path / "checkpoint"
-    write_wild(checkpoint, variant, "mixed", 1)
-    original = shutil.copytree(checkpoint, tmp_path / "original")
-    (file,) = (original / "transformer").glob("*.safetensors")
-    state = load_file(file)
-    config = json.loads((original / "transformer" / "config.json").read_text())
-    names = diffusers_names(original_keys(config))
-    assert set(names.values()) == set(state)
-    save_file({f"model.{key}": state[name] for key, name in names.items()}, original / "wan.safetensors")
-    file.unlink()
-    convert(ConvertRequest(original, tmp_path / "artifact", dtypes, threads=2))
-    assert_equals_naive(tmp_path / "artifact", checkpoint, all_float32=bool(dtypes))
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 8])
 def test_large_layouts_equal_the_naive_conversion(
-    toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    threads: int, toy_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chunk file per layer, large arrays split, and several blocks a row: what published sizes have."""
     monkeypatch.setattr(layout_module, "SMALL_BYTES", 0)
     monkeypatch.setattr(layout_module, "LARGE_BYTES", 2000)
     monkeypatch.setattr(writer_module, "BLOCK_ITEMS", 100)
-    manifest = convert(ConvertRequest(toy_checkpoint, tmp_path / "artifact"))
+    manifest = convert(ConvertRequest(toy_checkpoint, tmp_path / "artifact", threads=threads))
     transformer, text = (manifest.components[name].parameters for name in ("transformer", "text_encoder"))
     assert transformer["blocks/ffn/up/weight"].layout.chunks == 3
     assert text["shared"].layout.chunks > 3
     assert_equals_naive(tmp_path / "artifact", toy_checkpoint, all_float32=False)
 
 
-def test_the_manifest_says_what_was_converted(toy_artifact: Path, toy_checkpoint: Path) -> None:
-    manifest = read_manifest(toy_artifact)
-    for name in COMPONENTS:
-        config = json.loads((toy_checkpoint / name / "config.json").read_text())
-        assert manifest.configs[name] == config
-        assert manifest.components[name].folder == f"weights/{name}"
-    tokenizer = toy_artifact / manifest.tokenizer.file
-    assert tokenizer.read_bytes() == (toy_checkpoint / "tokenizer" / "tokenizer.json").read_bytes()
-    assert set(manifest.source["files"]) >= {f"{name}/config.json" for name in COMPONENTS}
-
-
 # --- the same source, the same artifact -------------------------------------------------------------------
-
-
-def checksums(manifest: Manifest) -> dict[str, Any]:
-    return dict(manifest.components)
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +129,15 @@ def converted(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return artifact
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
-    }
+def test_the_manifest_says_what_was_converted(converted: Path, toy_checkpoint: Path) -> None:
+    manifest = read_manifest(converted)
+    for name in COMPONENTS:
+        config = json.loads((toy_checkpoint / name / "config.json").read_text())
+        assert manifest.configs[name] == config
+        assert manifest.components[name].folder == f"weights/{name}"
+    tokenizer = converted / manifest.tokenizer.file
+    assert tokenizer.read_bytes() == (toy_checkpoint / "tokenizer" / "tokenizer.json").read_bytes()
+    assert set(manifest.source["files"]) >= {f"{name}/config.json" for name in COMPONENTS}
 
 
 def test_conversion_is_deterministic(converted: Path, toy_checkpoint: Path, tmp_path: Path) -> None:
@@ -166,9 +145,8 @@ def test_conversion_is_deterministic(converted: Path, toy_checkpoint: Path, tmp_
     elsewhere = shutil.copytree(toy_checkpoint, tmp_path / "a" / "copied checkpoint")
     convert(ConvertRequest(elsewhere, tmp_path / "other", threads=3))
     first, second = read_manifest(converted), read_manifest(tmp_path / "other")
-    assert checksums(first) == checksums(second)
     assert first.content_digest == second.content_digest
-    files, others = files_of(converted), files_of(tmp_path / "other")
+    files, others = read_folder(converted), read_folder(tmp_path / "other")
     assert files.keys() == others.keys()
     assert [name for name in files if files[name] != others[name]] in ([], [MANIFEST])
     assert first.changed(times={}).as_json() == second.changed(times={}).as_json()
@@ -211,52 +189,77 @@ def test_what_changes_the_digest(converted: Path, toy_checkpoint: Path, tmp_path
 # --- sources that are refused -----------------------------------------------------------------------------
 
 
-def set_weight(checkpoint: Path, component: str, key: str, value: float) -> None:
-    (file,) = (checkpoint / component).glob("*.safetensors")
-    state = load_file(file)
-    state[key].reshape(-1)[-1] = value
-    save_file(state, file)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("component", "key", "value"),
-    [
-        ("transformer", "blocks.2.ffn.net.0.proj.weight", float("nan")),
-        ("transformer", "blocks.1.norm2.bias", float("-inf")),
-        ("text_encoder", "shared.weight", 3.4e38),  # finite, and infinite in bfloat16
-        ("vae", "decoder.conv_out.bias", float("inf")),
-    ],
-)
-def test_a_value_that_is_not_finite(
-    toy_checkpoint: Path, converted: Path, tmp_path: Path, component: str, key: str, value: float
+def test_a_value_that_is_not_finite_leaves_the_artifact_that_was_there(
+    toy_checkpoint: Path, converted: Path, tmp_path: Path
 ) -> None:
-    """It is refused by name, and a forced conversion leaves the artifact that was there."""
+    """What is not finite is in tests/hostile."""
     checkpoint = shutil.copytree(toy_checkpoint, tmp_path / "checkpoint")
-    set_weight(checkpoint, component, key, value)
+    state = load_file(file := checkpoint / "vae" / "diffusion_pytorch_model.safetensors")
+    state["decoder.conv_out.bias"][-1] = np.inf
+    save_file(state, file)
     artifact = shutil.copytree(converted, tmp_path / "artifact")
-    before = files_of(artifact)
-    with refuses("not_finite", SourceError, what=f"{component}: {key} ") as caught:
+    before = read_folder(artifact)
+    with refuses("not_finite", SourceError, what="vae: decoder.conv_out.bias ") as caught:
         convert(ConvertRequest(checkpoint, artifact, force=True))
     assert caught.value.exit_code == 4
-    assert files_of(artifact) == before
+    assert read_folder(artifact) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact", "checkpoint"]
 
 
-def test_all_misfits_are_listed(toy_checkpoint: Path, tmp_path: Path) -> None:
-    checkpoint = shutil.copytree(toy_checkpoint, tmp_path / "checkpoint")
-    for component, dropped in (("transformer", "blocks.1.norm2.bias"), ("vae", "decoder.conv_in.weight")):
-        (file,) = (checkpoint / component).glob("*.safetensors")
-        state = load_file(file)
-        state[f"{dropped}_old"] = state.pop(dropped)
-        save_file(state, file)
-    with refuses("mismatch", SourceError, what=checkpoint) as caught:
-        convert(ConvertRequest(checkpoint, tmp_path / "artifact"))
-    for part in (
-        "key blocks.1.norm2.bias_old",
-        "key for blocks/norm2/bias",
-        "key decoder.conv_in.weight_old",
-        "key for decoder/conv_in/weight",
-    ):
-        assert part in caught.value.what
-    assert list(tmp_path.iterdir()) == [checkpoint]
+# --- logical axes: those of the modules that programs are made of ---
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("variant", variants())
+def test_axes_are_the_modules(variant: str, tmp_path: Path) -> None:
+    write_toy(tmp_path / "toy", variant)
+    manifest = convert(ConvertRequest(tmp_path / "toy", tmp_path / "artifact"))
+    for name, component in manifest.components.items():
+        kind = kind_of(name, manifest.configs[name].get("_class_name"))
+        module = kind.module(kind.parse(manifest.configs[name], name), manifest.dtypes[name])
+        recorded = {path: parameter.axes for path, parameter in component.parameters.items()}
+        assert recorded == parameter_axes(module)
+        named = {axis for axes in recorded.values() for axis in axes} - {None, "layers"}
+        assert bool(named) == (name != "vae")  # which is not split: its convolutions are small
+
+
+def in_pairs(manifest: Manifest) -> Manifest:
+    """A manifest as versions wrote it whose queries and keys had the rows of rotated pairs side by side."""
+    components = {
+        name: msgspec.structs.replace(
+            component,
+            parameters={
+                path: msgspec.structs.replace(
+                    one, axes=tuple("heads" if a == ROTARY else a for a in one.axes)
+                )
+                for path, one in component.parameters.items()
+            },
+        )
+        for name, component in manifest.components.items()
+    }
+    assert components != manifest.components
+    return manifest.changed(components=components)
+
+
+def started(manifest: Manifest) -> Manifest:
+    """The manifest of an artifact whose profiles are built for a video to begin with."""
+    profiles = {
+        name: msgspec.structs.replace(one, options=msgspec.structs.replace(one.options, video_to_video=True))
+        for name, one in manifest.profiles.items()
+    }
+    return manifest.changed(**with_start(manifest, True), profiles=profiles)
+
+
+@pytest.mark.slow
+def test_rows_in_pairs_make_no_programs(artifact_copy: Path, toy_checkpoint: Path) -> None:
+    """Neither new ones, nor do a new conversion's weights take over the old ones."""
+    old = in_pairs(read_manifest(artifact_copy))
+    with refuses("other_release", ArtifactError, what="transformer/blocks/attn1/norm_k/weight"):
+        ProgramBuilder(old, Shape(96, 64, 9, 1, True), BuildOptions(), CPU)
+    stored = {name: policy.weights for name, policy in old.dtypes.items()}
+    started(read_manifest(artifact_copy)).write(artifact_copy)
+    kept = convert(ConvertRequest(toy_checkpoint, artifact_copy, stored, force=True))
+    assert kept.program_sets and kept.model.task.start == "video" and kept.preview == old.preview != ()
+    in_pairs(read_manifest(artifact_copy)).write(artifact_copy)
+    assert not convert(ConvertRequest(toy_checkpoint, artifact_copy, stored, force=True)).program_sets
