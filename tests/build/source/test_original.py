@@ -63,12 +63,15 @@ def converted(toy_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return convert(ConvertRequest(toy_checkpoint, tmp_path_factory.mktemp("converted") / "artifact"))
 
 
-PLACES = ["transformer/diffusion_pytorch_model.safetensors", "transformer/wan.safetensors", "wan.safetensors"]
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+@pytest.mark.parametrize(
+    ("prefix", "place"),
+    [
+        ("", f"transformer/{WEIGHTS}"),
+        ("model.diffusion_model.", "transformer/wan.safetensors"),
+        ("", "wan.safetensors"),
+    ],
+)
 def test_it_converts_to_the_same_artifact(
     checkpoint: Path, converted: Manifest, tmp_path: Path, prefix: str, place: str
 ) -> None:
