@@ -1,188 +1,76 @@
-"""Adapters against ``wanbuild convert --lora`` of the same files, and what is refused."""
+"""``wanbuild lora``: what is made of files, where it lies, and what is refused."""
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers.damage import flip, one_error
-from helpers.loras import PUBLISHED, listed_adapter, lora, stored_weights, transformer_shapes, write
+from helpers.damage import flip
+from helpers.hub_server import read_folder
+from helpers.loras import PUBLISHED, listed_adapter, lora, transformer_shapes, write
+from helpers.refusals import json_error
+from hostile.refusal import check_named
 from wanbuild.build import convert
 from wanbuild.cli import wanbuild
 from wanbuild.conversion.convert_request import ConvertRequest
 from wanbuild.convert_options import DEFAULTS, default_rows
-from wanbuild.toy.toy_checkpoint import write_toy
 from wancli.console import run
 from wanhub.marker import MARKER
 from wanrun.artifact.adapter import SamplingDefaults
 from wanrun.artifact.artifact import Artifact
 from wanrun.artifact.manifest import TRANSFORMERS, read_manifest
 from wanrun.errors import ArtifactError
-from wanrun.weights.adapters import check_fits, open_adapter
+from wanrun.weights.adapters import open_adapter
 
 TOLERANCE = 1e-6
 """Of the largest value of a parameter; both round to float32."""
 
 Made = tuple[Path, Path]
-"""A checkpoint, and an artifact of it in float32 without profiles."""
-
-
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
-    """Makes a variant's toy and its artifact, once. Not to be changed."""
-    folder = tmp_path_factory.mktemp("converted")
-
-    def make(variant: str) -> Made:
-        source, artifact = folder / variant, folder / f"{variant}-artifact"
-        if not artifact.exists():
-            write_toy(source, variant)
-            dtypes = dict.fromkeys(TRANSFORMERS, "float32")
-            convert(ConvertRequest(source, artifact, dtypes))
-        return source, artifact
-
-    return make
-
-
-def options(files: Mapping[str, Path], scale: float, command: str) -> list[str]:
-    """The files of each expert on a command line."""
-    flags = {"": "--lora", "high": "--lora-high", "low": "--lora-low"}
-    texts = [(flags[noise], f"{path}:{scale}") for noise, path in files.items()]
-    return [
-        part
-        for flag, text in texts
-        for part in ((text,) if (command, flag) == ("lora", "--lora") else (flag, text))
-    ]
-
-
-def assert_as_merged(made: Made, files: Mapping[str, Path], folder: Path, scale: float = 0.7) -> set[str]:
-    """Compares every parameter of base and adapter with those of a conversion; returns those of neither."""
-    source, base = made
-    artifact, merged = folder / "artifact", folder / "merged"
-    shutil.copytree(base, artifact)
-    assert (
-        run(wanbuild, ["lora", *options(files, scale, "lora"), "--artifact", str(artifact), "--name", "x"])
-        == 0
-    )
-    arguments = ["convert", str(source), "--artifact", str(merged), "--weights-dtype", "float32"]
-    assert run(wanbuild, [*arguments, *options(files, scale, "convert")]) == 0
-    adapter = listed_adapter(artifact, "x")
-    check_fits(adapter, read_manifest(artifact))
-    assert adapter.content.loras == read_manifest(merged).loras
-    unchanged = set[str]()
-    for expert in TRANSFORMERS[: 1 + ("transformer_2" in read_manifest(base).components)]:
-        before, after = stored_weights(base, expert), stored_weights(merged, expert)
-        arrays, changes = adapter.of(expert), dict[str, np.ndarray]()
-        for name, array in arrays.items():
-            if name.endswith("/lora_a"):
-                path = name.removesuffix("/lora_a")
-                b = arrays[f"{path}/lora_b"].astype(np.float64)
-                changes[f"{path}/weight"] = b @ array.astype(np.float64)
-            elif not name.endswith("/lora_b"):
-                changes[name] = array
-        for path, value in after.items():
-            found = before[path] + changes.get(path, 0.0)
-            assert np.abs(found - value).max() < TOLERANCE * np.abs(value).max(), (expert, path)
-        assert changes.keys() == {path for path in after if not np.array_equal(before[path], after[path])}
-        unchanged |= before.keys() - changes.keys()
-    return unchanged
-
-
-VARIANTS = {
-    "wan2.1-t2v": "",
-    "wan2.2-t2v": "",
-    "wan2.1-i2v": "",
-    "wan2.1-vace": "",
-    "wan2.2-animate": r"motion_encoder/.*conv.*/weight",
-}
-"""By variant, the parameters that have no slot: kernels of convolutions, which no published file changes."""
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_layer_of_a_variant(variant: str, converted: Callable[[str], Made], tmp_path: Path) -> None:
-    """Pairs on every product, and changes of every bias, norm and table."""
-    made = converted(variant)
-    manifest, published = read_manifest(made[1]), PUBLISHED["diffusers"]
-    both = len([name for name in TRANSFORMERS if name in manifest.components]) == 2
-    files = {
-        noise: write(tmp_path / noise, published, lora(published, manifest, seed))
-        for seed, noise in enumerate(("high", "low") if both else ("",))
-    }
-    unchanged = assert_as_merged(made, files, tmp_path)
-    assert all(re.fullmatch(VARIANTS[variant], path) for path in unchanged)
-
-
-FILES = {
-    "lightx2v 2.1": ("lightx2v", "wan2.1-t2v"),
-    "lightx2v 2.1, images": ("lightx2v", "wan2.1-i2v"),
-    "lightx2v 2.2": ("lightx2v", "wan2.2-t2v"),
-    "lightx2v 2.2, images": ("lightx2v", "wan2.2-i2v"),
-    "Lightning": ("Lightning", "wan2.2-t2v"),
-    "Kijai": ("Kijai", "wan2.2-t2v"),
-    "CausVid": ("CausVid", "wan2.1-t2v"),
-    "FastWan": ("FastWan", "wan2.2-ti2v"),
-    "musubi": ("musubi", "wan2.1-t2v"),
-    "musubi, VACE": ("musubi", "wan2.1-vace"),
-    "kohya": ("kohya", "wan2.1-i2v"),
-    "PEFT": ("PEFT", "wan2.1-t2v"),
-    "ai-toolkit": ("ai-toolkit", "wan2.2-i2v"),
-    "Animate": ("lightx2v", "wan2.2-animate"),
-}
-"""By what is tried, whose layout, and for which model."""
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("case", FILES)
-def test_published_layouts(case: str, converted: Callable[[str], Made], tmp_path: Path) -> None:
-    name, variant = FILES[case]
-    made, published = converted(variant), PUBLISHED[name]
-    manifest = read_manifest(made[1])
-    both = "transformer_2" in manifest.components
-    files = {
-        noise: write(tmp_path / noise, published, lora(published, manifest, seed), noise)
-        for seed, noise in enumerate(("high", "low") if both else ("",))
-    }
-    unchanged = assert_as_merged(made, files, tmp_path, scale=1.0)
-    assert not [path for path in unchanged if re.fullmatch(r".*blocks/.*/(to_.*|up|down)/weight", path)]
-
 
 # --- what is made -----------------------------------------------------------------------------------------
 
 Ran = Callable[..., str]
+Refused = Callable[..., None]
 
 
 @pytest.fixture
 def artifact(converted: Callable[[str], Made], tmp_path: Path) -> Path:
-    """An artifact of wan2.1-t2v of its own."""
+    """An artifact of wan2.1-t2v that a test may change."""
     folder = tmp_path / "artifact"
     shutil.copytree(converted("wan2.1-t2v")[1], folder)
     return folder
 
 
 @pytest.fixture
-def ran(artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ran:
-    """Runs ``wanbuild lora``; returns what it prints, or the one line of its error.
+def ran(artifact: Path, capsys: pytest.CaptureFixture[str]) -> Ran:
+    """Runs ``wanbuild lora``; returns what it prints."""
 
-    A run that fails leaves the artifact as it was, and nothing beside it.
-    """
-
-    def files() -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-
-    def call(*arguments: object, code: int = 0, place: Path = artifact) -> str:
-        before = files()
+    def call(*arguments: object, place: Path = artifact) -> str:
         capsys.readouterr()
-        assert run(wanbuild, ["lora", *map(str, arguments), "--artifact", str(place)]) == code
-        if not code:
-            return capsys.readouterr().out
-        assert files() == before
-        return one_error(capsys)
+        assert run(wanbuild, ["lora", *map(str, arguments), "--artifact", str(place)]) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture
+def refused(artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Runs ``wanbuild lora``, which has to be refused and to change no file, and checks its error."""
+
+    def call(
+        code: str, *arguments: object, named: Sequence[object] = (), ends: int = 2, place: Path = artifact
+    ) -> None:
+        before, words = read_folder(tmp_path), ["lora", *arguments, "--artifact", place, "--json-errors"]
+        capsys.readouterr()
+        assert run(wanbuild, [*map(str, words)]) == ends
+        (line,) = capsys.readouterr().err.splitlines()
+        assert read_folder(tmp_path) == before and len(line) < 1000
+        check_named(json_error(line), code, named)
 
     return call
 
@@ -263,7 +151,7 @@ def test_matrices_have_the_dtype_of_computing(
 
 @pytest.mark.slow
 def test_layers_that_the_model_lacks(
-    converted: Callable[[str], Made], ran: Ran, artifact: Path, tmp_path: Path
+    converted: Callable[[str], Made], ran: Ran, refused: Refused, artifact: Path, tmp_path: Path
 ) -> None:
     """As of LoRAs for images of Wan 2.1 on Wan 2.2, which has no such layers."""
     images = read_manifest(converted("wan2.1-i2v")[1])
@@ -277,13 +165,14 @@ def test_layers_that_the_model_lacks(
     count = content.loras[0].left_out
     assert count > 20 and f"; {count} of its {len(tensors)} tensors" in line
     assert {"blocks.*.cross_attn.k_img", "blocks.*.cross_attn.norm_k_img"} < set(content.left_out)
-    assert "--strict" in ran(path, "--name", "none", "--strict", code=4)
+    refused("unsupported", path, "--name", "none", "--strict", ends=4, named=["--strict"])
 
 
 @pytest.mark.slow
 def test_a_way_to_sample(
     converted: Callable[[str], Made],
     ran: Ran,
+    refused: Refused,
     artifact: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -308,11 +197,9 @@ def test_a_way_to_sample(
     ran(path, "--name", "six", "--sampling", own)
     assert read_manifest(artifact).adapters["six"].content.options.given == {"num_steps": 6, "fps": 8}
     own.write_text("boundary = 0.9\n")
-    assert "default boundary" in ran(path, "--name", "x", "--sampling", own, code=2)
+    refused("no_effect", path, "--name", "x", "--sampling", own, named=["default boundary"])
     ran(path, "--name", "images", "--sampling", "rcm-4-i2v")
-    assert ran(path, "--name", "x", "--sampling", "lightning", code=2).startswith(
-        "error: there is no sampling"
-    )
+    refused("unknown_name", path, "--name", "x", "--sampling", "lightning", named=["'lightning'"])
 
 
 def test_all_defaults_of_a_generation_can_be_brought() -> None:
@@ -321,7 +208,9 @@ def test_all_defaults_of_a_generation_can_be_brought() -> None:
 
 
 @pytest.mark.slow
-def test_experts_of_one_file(converted: Callable[[str], Made], tmp_path: Path, ran: Ran) -> None:
+def test_experts_of_one_file(
+    converted: Callable[[str], Made], tmp_path: Path, ran: Ran, refused: Refused
+) -> None:
     """A file of one expert alone changes no other; one for both is in each."""
     _, base = converted("wan2.2-t2v")
     path = of(base, tmp_path)
@@ -332,15 +221,14 @@ def test_experts_of_one_file(converted: Callable[[str], Made], tmp_path: Path, r
     assert both.content.experts == TRANSFORMERS
     first, second = both.of("transformer"), both.of("transformer_2")
     assert first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
-    line = ran("--lora-high", path, code=2)
-    assert "one transformer" in line
+    refused("unsupported", "--lora-high", path, named=["FILE"])
 
 
 # --- names, places ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_names_and_their_files(artifact: Path, ran: Ran, tmp_path: Path) -> None:
+def test_names_and_their_files(artifact: Path, ran: Ran, refused: Refused, tmp_path: Path) -> None:
     """Named after its file; another of the name is refused, or takes its place and its file away."""
     path = of(artifact, tmp_path)
     said = ran(path)
@@ -349,21 +237,21 @@ def test_names_and_their_files(artifact: Path, ran: Ran, tmp_path: Path) -> None
     assert name == path.stem and f"added adapter {name} to {artifact}: rank 4" in said
     assert [one.name for one in (artifact / "adapters").iterdir()] == [Path(made[name].file).name]
     assert run(wanbuild, ["verify", str(artifact)]) == 0
-    assert "--force" in ran(path, code=2)
+    refused("unknown_name", path, named=[name, "--force"])
     ran(f"{path}:2", "--force")
     again = read_manifest(artifact).adapters
     assert again.keys() == {name} and again[name].sha256 != made[name].sha256
     assert [one.name for one in (artifact / "adapters").iterdir()] == [Path(again[name].file).name]
     ran(path, "--name", "second")
     assert read_manifest(artifact).adapters.keys() == {name, "second"}
-    assert "a name" in ran(path, path, code=2)
+    refused("missing_parameter", path, path, named=["--name"])
     for wrong in ("a:1", "../a", "a b", ""):
-        assert "cannot be named" in ran(path, "--name", wrong, code=2)
-    assert "second" in ran("--remove", "third", code=2)
-    assert "excludes other options" in ran(path, "--remove", "second", code=2)
+        refused("unsupported", path, "--name", wrong, named=[wrong, "--name"])
+    refused("unknown_name", "--remove", "third", named=["third", "second"])
+    refused("conflict", path, "--remove", "second", named=["--remove"])
     ran("--remove", "second", "--remove", name)
     assert not read_manifest(artifact).adapters and not list((artifact / "adapters").iterdir())
-    assert "no LoRA file" in ran(code=2)
+    refused("missing_file", named=["--artifact DIR"])
 
 
 @pytest.mark.slow
@@ -407,6 +295,7 @@ def test_an_artifact_that_cannot_be_changed(
     converted: Callable[[str], Made],
     artifact: Path,
     ran: Ran,
+    refused: Refused,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -415,16 +304,14 @@ def test_an_artifact_that_cannot_be_changed(
     ran(path, "--name", "x")
     listed = read_manifest(artifact).adapters["x"]
     (artifact / MARKER).write_text("{}")
-    line = ran(path, "--name", "y", code=2)
-    assert "a copy" in line and "-o FILE" in line
+    refused("unwritable", path, "--name", "y", named=["-o FILE"])
     for _ in range(2):  # an adapter's file that is there is replaced
         ran(path, "-o", tmp_path / "x.safetensors")
     assert open_adapter(tmp_path / "x.safetensors").sha256 == listed.sha256
     (artifact / MARKER).unlink()
-    assert "--name has no" in ran(path, "--name", "y", "-o", tmp_path / "y.safetensors", code=2)
+    refused("no_effect", path, "--name", "y", "-o", tmp_path / "y.safetensors", named=["--name"])
     monkeypatch.setattr("os.access", lambda *_: False)
-    line = ran(path, "--name", "y", code=2)
-    assert "read-only" in line and "-o FILE" in line
+    refused("unwritable", path, "--name", "y", named=["-o FILE"])
 
 
 # --- what is refused --------------------------------------------------------------------------------------
@@ -434,21 +321,15 @@ Q, ARRAY = "diffusion_model.blocks.0.self_attn.q", np.ones((40, 40), np.float32)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [("diff",), ("diff", "lora_down.weight", "lora_up.weight")])
-def test_a_change_of_a_whole_matrix(artifact: Path, ran: Ran, tmp_path: Path, keys: tuple[str, ...]) -> None:
+def test_a_change_of_a_whole_matrix(refused: Refused, tmp_path: Path, keys: tuple[str, ...]) -> None:
     tensors = {f"{Q}.{key}": ARRAY for key in keys}
     tensors |= {"diffusion_model.patch_embedding.diff": np.ones((40, 16, 1, 2, 2), np.float32)}
-    line = ran(write(tmp_path, PUBLISHED["kohya"], tensors), "-o", tmp_path / "x.safetensors", code=4)
-    for part in (
-        "2 changes are of whole matrices",
-        "merge it at convert",
-        f"{Q}.diff",
-        "patch_embedding.diff",
-    ):
-        assert part in line
-    assert len(line) < 350
+    path = write(tmp_path, PUBLISHED["kohya"], tensors)
+    named = ("2 changes", f"{Q}.diff", "patch_embedding.diff", "wanbuild convert --lora")
+    refused("mismatch", path, "-o", tmp_path / "x.safetensors", ends=4, named=named)
 
 
-def test_pairs_of_convolutions(converted: Callable[[str], Made], ran: Ran, tmp_path: Path) -> None:
+def test_pairs_of_convolutions(converted: Callable[[str], Made], refused: Refused, tmp_path: Path) -> None:
     """The motion encoder's kernels have no slots."""
     _, animate = converted("wan2.2-animate")
     rows, inputs, *_ = transformer_shapes(read_manifest(animate))["motion_encoder.conv_out.weight"]
@@ -457,35 +338,34 @@ def test_pairs_of_convolutions(converted: Callable[[str], Made], ran: Ran, tmp_p
         "transformer.motion_encoder.conv_out.lora_B.weight": np.ones((rows, 2, 1, 1), np.float32),
     }
     path = write(tmp_path, PUBLISHED["kohya"], tensors)
-    line = ran(path, "-o", tmp_path / "x.safetensors", code=4, place=animate)
-    assert "motion_encoder.conv_out.weight" in line and "wanbuild convert --lora" in line
+    named = ("motion_encoder.conv_out.weight", "wanbuild convert --lora")
+    refused("mismatch", path, "-o", tmp_path / "x.safetensors", ends=4, place=animate, named=named)
 
 
 @pytest.mark.slow
-def test_another_model(artifact: Path, ran: Ran, tmp_path: Path) -> None:
+def test_another_model(artifact: Path, refused: Refused, tmp_path: Path) -> None:
     """One short line with the widths; and that of the matcher for what is no LoRA."""
     wide = {
         f"{Q}.lora_down.weight": np.ones((4, 80), np.float32),
         f"{Q}.lora_up.weight": np.ones((80, 4), np.float32),
     }
-    line = ran(write(tmp_path, PUBLISHED["kohya"], wide), code=4)
-    assert "is 80 wide" in line and "is 40 wide" in line and len(line) < 400
-    assert "no LoRA file" in ran(tmp_path / "none.safetensors", code=2)
-    assert "FILE:SCALE" in ran("a:b", code=2)
+    path = write(tmp_path, PUBLISHED["kohya"], wide)
+    refused("unsupported", path, ends=4, named=["80 wide", "40 wide"])
+    refused("missing_file", tmp_path / "none.safetensors", named=[tmp_path / "none.safetensors"])
+    refused("unreadable", "a:b", named=["FILE:SCALE"])
 
 
-def test_values_that_overflow(artifact: Path, ran: Ran, tmp_path: Path) -> None:
-    line = ran(f"{of(artifact, tmp_path)}:3.4e38", "--name", "x", code=4)
-    assert "in float32" in line and "smaller scales" in line
+def test_values_that_overflow(artifact: Path, refused: Refused, tmp_path: Path) -> None:
+    refused("not_finite", f"{of(artifact, tmp_path)}:3.4e38", "--name", "x", ends=4, named=["float32"])
 
 
 @pytest.mark.slow
 def test_a_build_that_is_stopped_changes_nothing(
-    artifact: Path, ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    artifact: Path, ran: Ran, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the file and the manifest, with a file of the name that is replaced."""
     path = of(artifact, tmp_path)
     ran(path, "--name", "x")
     monkeypatch.setattr(Artifact, "write", lambda self: (_ for _ in ()).throw(OSError(28, "full")))
-    ran(f"{path}:2", "--name", "x", "--force", code=4)
+    refused("no_space", f"{path}:2", "--name", "x", "--force", ends=4)
     listed_adapter(artifact, "x")
