@@ -144,30 +144,28 @@ def expected_image_condition(last: bool, expand_timesteps: bool = False) -> torc
         )[1]
 
 
-def test_image() -> None:
-    found = condition("i2v", {"image": draw(1, 1)}, 2)
-    assert_close(found["channels"], expected_image_condition(last=False), slice(4))
+@pytest.mark.parametrize(
+    ("task", "options", "last", "name", "masks"),
+    [
+        ("i2v", (2,), False, "channels", 4),
+        ("flf2v", (2,), True, "channels", 4),
+        ("ti2v", (), False, "first_frame", 0),
+    ],
+)
+def test_images(task: str, options: tuple[int, ...], last: bool, name: str, masks: int) -> None:
+    media = {"image": draw(1, 1), **({"last_image": draw(2, 1)} if last else {})}
+    expected = expected_image_condition(last=last, expand_timesteps=task == "ti2v")
+    assert_close(condition(task, media, *options)[name], expected, slice(masks))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_optional_last_image(chunk: int) -> None:
-    """All of the chunks; the tasks below encode with the same function."""
+    """All of the chunks; the other tasks encode with the same function."""
     media = {"image": draw(1, 1), "last_image": draw(2, 1)}
     for given, last in ((ONE, True), (NONE, False)):
         found = condition("i2v22", {**media, "has_last_image": given}, chunk)
         assert_close(found["channels"], expected_image_condition(last=last), slice(4))
-
-
-def test_required_last_image() -> None:
-    found = condition("flf2v", {"image": draw(1, 1), "last_image": draw(2, 1)}, 2)
-    assert_close(found["channels"], expected_image_condition(last=True), slice(4))
-
-
-def test_first_frame() -> None:
-    found = condition("ti2v", {"image": draw(1, 1)})
-    expected = expected_image_condition(last=False, expand_timesteps=True)
-    assert_close(found["first_frame"], expected, slice(0))
 
 
 def vace_media() -> _Media:
