@@ -7,7 +7,8 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,33 @@ def works_on(worker: Worker, id: str) -> None:
 
 
 class House:
-    """A queue with a device, whose workers are what ``start`` gives."""
+    """A queue with a device.
 
-    def __init__(self, folder: Path, start: Callable[[], Any], **settings: Any) -> None:
+    Args:
+        folder: of its videos.
+        workers: what it starts, one after the other; ``start`` is called for each, if it is given.
+        settings: of the server.
+
+    Attributes:
+        started: the workers that it has started.
+    """
+
+    def __init__(
+        self, folder: Path, *workers: Worker, start: Callable[[], Worker] | None = None, **settings: Any
+    ) -> None:
+        self.started, self._left, self._begin = list[Worker](), iter(workers), start
         self.folders = Folders(folder)
         self.store = VideoDatabase(self.folders.database)
         self.settings = Settings({}, folder, **settings)
         self.queue = Queue(self.settings, self.folders, self.store, Publisher(), Metrics())
-        self.device = Device(self.queue, start, self.make, Metrics())
+        self.device = self.another_device()
+
+    def another_device(self, **more: Any) -> Device:
+        return Device(self.queue, self._start, self.make, Metrics(), **more)  # type: ignore[arg-type]
+
+    def _start(self) -> Worker:
+        self.started.append(self._begin() if self._begin is not None else next(self._left))
+        return self.started[-1]
 
     @staticmethod
     def make(video: Video) -> Make:
@@ -111,29 +131,21 @@ class House:
             assert time.monotonic() < end
             await asyncio.sleep(0.005)
 
-    async def stop(self, keeping: asyncio.Task[None], seconds: float = 0) -> None:
-        """As the service does."""
+    async def over(self, *videos: Video) -> None:
+        """Waits for the ends of videos."""
+        await self.until(lambda: all(one.over for one in videos))
+
+    @asynccontextmanager
+    async def kept(self, seconds: float = 0) -> AsyncIterator[asyncio.Task[None]]:
+        """Keeps the device while the block runs, and then stops it as the service does."""
+        keeping = asyncio.create_task(self.device.keep())
+        yield keeping
         self.queue.turns.closing = True
         await self.device.stop(seconds)
         async with asyncio.timeout(5):
             await asyncio.gather(keeping, return_exceptions=True)
         await self.device.settle()
         self.store.close()
-
-
-def run(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test, 20))
-
-
-def workers(*given: Worker) -> tuple[Callable[[], Worker], list[Worker]]:
-    """What starts these one after the other, and those that were started."""
-    left, started = iter(given), list[Worker]()
-
-    def start() -> Worker:
-        started.append(next(left))
-        return started[-1]
-
-    return start, started
 
 
 def video(**fields: Any) -> Video:

@@ -208,12 +208,25 @@ class House:
     async def look(self, id: str) -> dict[str, Any]:
         return dict((await self.call("GET", f"/v1/videos/{id}")).json)
 
-    async def ended(self, id: str, seconds: float = 5) -> dict[str, Any]:
+    async def ended(self, id: str) -> dict[str, Any]:
         """Returns a job once it has ended."""
-        async with asyncio.timeout(seconds):
-            while (job := await self.look(id))["status"] in ("queued", "in_progress"):
+        return await self.until(id, lambda job: job["status"] not in ("queued", "in_progress"))
+
+    async def until(self, id: str, check: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Returns a job once it is as it is to be."""
+        async with asyncio.timeout(5):
+            while not check(job := await self.look(id)):
                 await asyncio.sleep(0.01)
         return job
+
+    async def content(self, id: str, variant: str = "video") -> bytes:
+        answer = await self.call("GET", f"/v1/videos/{id}/content?variant={variant}")
+        assert answer.status == 200, answer.body
+        return bytes(answer.body)
+
+    def whole(self, chunks: int, seed: int = 0, prompt: str = "a fox") -> bytes:
+        """The file of the first chunks."""
+        return HEAD + b"".join(part_of(self.colours, number, prompt, seed) for number in range(chunks))
 
     async def read(self, id: str, query: str = "") -> Reading:
         """Begins to read a live video; little of it waits on this side."""
@@ -222,6 +235,10 @@ class House:
         self._writers.append(writer)
         writer.write(f"GET /v1/videos/{id}/live{query} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         return Reading(reader, writer)
+
+    async def play(self, id: str) -> bytes:
+        """Reads a live video up to its end."""
+        return await (await (await self.read(id)).begin()).rest()
 
     def close(self) -> None:
         """Closes what reads."""
@@ -301,8 +318,3 @@ def house_beside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hous
     finally:
         loop.call_soon_threadsafe(end.set)
         thread.join()
-
-
-def run(test: Any) -> None:
-    """Runs a test that must not hang."""
-    asyncio.run(asyncio.wait_for(test, 30))

@@ -1,13 +1,25 @@
-"""A manifest that is served without an artifact, and a server of the toy artifact."""
+"""A server of the toy artifact, and tests that are coroutines."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from serve_client import Server, served
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine; one that hangs fails."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), 30))
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from msgspec import structs
 
 from helpers.asked import asked, catalog
-from helpers.house import House, Worker, makes, run, workers
+from helpers.house import House, Worker, makes
 from wanrun import Artifact, CancelToken
 from wanrun.artifact.select import UnbuiltError
 from wanrun.errors import UsageError
@@ -62,35 +63,29 @@ class Child:
         return replace(artifact, manifest=structs.replace(artifact.manifest, profiles=profiles))
 
 
-@pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Lets a device build with a child, and then ``play`` on while its workers make what they get."""
-
-    def start(child: Child, then: Callable[..., Any], more: int = 1) -> None:
-        async def test() -> None:
-            monkeypatch.setattr(builds, "built", child)
-            begin, started = workers(*(Worker(makes) for _ in range(1 + more)))
-            house, place = House(tmp_path / str(more), begin), {"CUDA_VISIBLE_DEVICES": "1"}
-            own = Builds(Catalog({}), None, lambda video: video.options)
-            own._catalog.models["text"] = catalog().models["text"]
-            house.device = Device(house.queue, begin, house.make, Metrics(), builds=own, place=place)
-            one = await house.ask(model="text", shape=SHAPE, options=OPTIONS)
-            keeping = asyncio.create_task(house.device.keep())
-            await house.until(lambda: child.cancels)
-            await then(house, one, keeping)
-            assert len(started) == 1 + more and started[0].runs == []
-            await house.stop(keeping)
-
-        run(test())
-
-    return start
+@asynccontextmanager
+async def building(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, child: Child, more: int = 1
+) -> AsyncIterator[tuple[House, Video]]:
+    """A device whose child builds for a video; as many workers as ``more`` are started afterwards."""
+    monkeypatch.setattr(builds, "built", child)
+    house, models = House(folder, *(Worker(makes) for _ in range(1 + more))), Catalog({})
+    models.models["text"] = catalog().models["text"]
+    own = Builds(models, None, lambda video: video.options)
+    house.device = house.another_device(builds=own, place={"CUDA_VISIBLE_DEVICES": "1"})
+    one = await house.ask(model="text", shape=SHAPE, options=OPTIONS)
+    async with house.kept():
+        await house.until(lambda: child.cancels)
+        yield house, one
+        assert len(house.started) == 1 + more and house.started[0].runs == []
 
 
-def test_a_profile_is_built_before_its_video_is_made(served: Callable[..., Any]) -> None:
+async def test_a_profile_is_built_before_its_video_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once, by a device without a worker; another device makes what needs no build meanwhile."""
     child = Child()
-
-    async def then(house: House, one: Video, keeping: Any) -> None:
+    async with building(tmp_path, monkeypatch, child) as (house, one):
         (shown,) = house.queue.board.shown(one)
         assert (shown.status, shown.phase) == ("in_progress", "build") and not house.device.ready.is_set()
         own = house.device._builds
@@ -98,70 +93,54 @@ def test_a_profile_is_built_before_its_video_is_made(served: Callable[..., Any])
         other = Device(house.queue, lambda: Worker(makes), house.make, Metrics(), builds=own)  # type: ignore[arg-type, return-value]
         working = asyncio.create_task(other.keep())
         later = [await house.ask(model="text", shape=SHAPE, options=OPTIONS), await house.ask()]
-        await house.until(lambda: later[1].over)
+        await house.over(later[1])
         assert later[0].status == "queued"
         child.going = True
-        await house.until(lambda: one.over and later[0].over)
+        await house.over(one, later[0])
         assert [(video.status, video.attempts) for video in (one, *later)] == [("completed", 1)] * 3
         assert len(child.cancels) == 1 and own.busy is None and ("text", LACKING) in own.known
         await other.stop(0)
         await working
 
-    served(child, then)
 
-
-def test_a_build_is_cancelled(served: Callable[..., Any]) -> None:
+async def test_a_build_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a client; or by the end of the server, and then the video waits for the next start."""
-
-    async def by_client(house: House, one: Video, keeping: Any) -> None:
+    async with building(tmp_path / "a", monkeypatch, Child()) as (house, one):
         await house.queue.cancel(one)
         await house.until(lambda: one.over and house.device.ready.is_set())
         assert one.status == "cancelled"
-
-    async def by_end(house: House, one: Video, keeping: Any) -> None:
-        house.queue.turns.closing = True
-        await house.device.stop(0)
-        await keeping
-        assert (one.status, one.attempts) == ("queued", 0)
-
-    served(Child(), by_client)
-    served(Child(), by_end, more=0)
+    async with building(tmp_path / "b", monkeypatch, Child(), more=0) as (_, one):
+        pass
+    assert (one.status, one.attempts) == ("queued", 0)
 
 
-def test_a_build_that_fails_fails_its_video(served: Callable[..., Any]) -> None:
+async def test_a_build_that_fails_fails_its_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = Child("/srv/programs: too large")
-
-    async def then(house: House, one: Video, keeping: Any) -> None:
+    async with building(tmp_path, monkeypatch, child) as (house, one):
         child.going = True
         await house.until(lambda: one.over and house.device.ready.is_set())
         assert one.error is not None and one.error.code == "build_failed"
-        assert "too large" in one.error.message and "/srv" not in one.error.message
-        assert "wanbuild" not in one.error.message
-
-    served(child, then)
+        assert "too large" in one.error.message
+        assert "/srv" not in one.error.message and "wanbuild" not in one.error.message
 
 
-def test_a_shape_that_may_be_built_is_accepted(tmp_path: Path) -> None:
+async def test_a_shape_that_may_be_built_is_accepted(tmp_path: Path) -> None:
     """One that is too large or impossible is refused, and every one if nothing is built."""
     artifact = catalog().models["text"].artifact
     text = Catalog({"text": artifact}, build=True).models["text"]
     assert text.most == text.shown(0)["build_limit"] == 2 * 96 * 64 * 81
     ask = {"model": "text", "prompt": "a fox", "num_frames": 17}
-
-    async def test() -> None:
-        async with asked(tmp_path, {"text": text}) as server:
-            answer = await server.call("POST", "/v1/videos", {**ask, "size": "128x96"})
-            assert answer.json["size"] == "128x96" and answer.json["num_frames"] == 17
-            (one,) = server.service.queue.waiting
-            assert one.shape["profile"] == LACKING
-            large = await server.refused("POST", "/v1/videos", {**ask, "size": "960x640"})
-            assert large[:2] == (400, "not_built") and str(text.most) in large[2]
-            odd = await server.refused("POST", "/v1/videos", {**ask, "size": "100x96"})
-            assert odd[0] == 400 and "112x96" in odd[2]
-            server.service.catalog.models["text"] = ServedModel("text", artifact)
-            lacks = await server.refused("POST", "/v1/videos", {**ask, "size": "128x96"})
-            assert lacks[:2] == (400, "not_built")
-
-    run(test())
+    async with asked(tmp_path, {"text": text}) as server:
+        answer = await server.call("POST", "/v1/videos", {**ask, "size": "128x96"})
+        assert answer.json["size"] == "128x96" and answer.json["num_frames"] == 17
+        (one,) = server.service.queue.waiting
+        assert one.shape["profile"] == LACKING
+        large = await server.refused("POST", "/v1/videos", {**ask, "size": "960x640"})
+        assert large[:2] == (400, "not_built") and str(text.most) in large[2]
+        odd = await server.refused("POST", "/v1/videos", {**ask, "size": "100x96"})
+        assert odd[0] == 400 and "112x96" in odd[2]
+        server.service.catalog.models["text"] = ServedModel("text", artifact)
+        lacks = await server.refused("POST", "/v1/videos", {**ask, "size": "128x96"})
+        assert lacks[:2] == (400, "not_built")
     with pytest.raises(RefusedError):
         Catalog({"text": artifact}, None, True, 1000).models["text"].resolve(OPTIONS, str)

@@ -1,438 +1,317 @@
-"""Videos at a queue whose workers are threads of the test: what becomes of videos, whatever a worker does."""
+"""A device, whose workers are threads of the test: what becomes of its videos, whatever a worker does."""
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from helpers.asked import denies
-from helpers.house import House, Worker, cancelled, makes, run, video, workers, works_on
+from helpers.house import House, Worker, cancelled, makes, video, works_on
 from wanrun import Event, Outcome
 from wanrun.errors import ArtifactError, WanError
-from wanserve import database as stored
+from wanrun.job.line import AT_ONCE
 from wanserve.held import Held
-from wanserve.messages import (
-    Broken,
-    ChangedError,
-    OutOfMemoryError,
-    Preview,
-)
-from wanserve.metrics import Metrics
-from wanserve.publisher import Publisher
-from wanserve.queue import Queue
-from wanserve.refusal import RefusedError
-from wanserve.room import frames_bytes
+from wanserve.messages import Broken, ChangedError, OutOfMemoryError
 from wanserve.video import Video
 
 
-def test_the_job_after_one_that_took_the_memory(tmp_path: Path) -> None:
+def completes(id: str) -> Outcome:
+    return Outcome(id=id, seconds={"steps": 9.0}, steps=3)
+
+
+def full(id: str) -> Outcome:
+    return Outcome(id=id, error=OutOfMemoryError("out_of_memory", "too large"))
+
+
+async def test_the_job_after_one_that_took_the_memory(tmp_path: Path) -> None:
     """It goes to the next worker, although it waited when the first one was about to end."""
 
-    def full(worker: Worker, id: str) -> str:
-        worker.say(Outcome(id=id, error=OutOfMemoryError("out_of_memory", "too large")))
+    def ends(worker: Worker, id: str) -> str:
+        worker.say(full(id))
         time.sleep(0.2)
         return "ends"
 
-    async def test() -> None:
-        start, started = workers(Worker(full, 12), Worker(makes))
-        house = House(tmp_path, start)
-        videos = [await house.ask() for _ in range(2)]
-        keeping = asyncio.create_task(house.device.keep())
-        await house.until(lambda: all(one.over for one in videos))
+    house = House(tmp_path, Worker(ends, 12), Worker(makes))
+    videos = [await house.ask() for _ in range(2)]
+    async with house.kept():
+        await house.over(*videos)
         assert [one.status for one in videos] == ["failed", "completed"]
         assert videos[0].error is not None and videos[0].error.code == "out_of_memory"
-        assert [len(one.runs) for one in started] == [1, 1] and videos[1].attempts == 1
-        await house.stop(keeping)
-
-    run(test())
+        assert [len(one.runs) for one in house.started] == [1, 1] and videos[1].attempts == 1
 
 
-def test_a_job_that_cannot_be_begun(tmp_path: Path) -> None:
+async def test_a_job_that_cannot_be_begun(tmp_path: Path) -> None:
     """Of a model that is no longer served, or is another now: it fails, and its worker goes on."""
-
-    async def test() -> None:
-        start, started = workers(Worker(makes))
-        house = House(tmp_path, start)
-        videos = [await house.ask(model=name) for name in ("gone", "other", "m")]
-        keeping = asyncio.create_task(house.device.keep())
-        await house.until(lambda: all(one.over for one in videos))
-        assert [one.status for one in videos] == ["failed", "failed", "completed"] and len(started) == 1
+    house = House(tmp_path, Worker(makes))
+    videos = [await house.ask(model=name) for name in ("gone", "other", "m")]
+    async with house.kept():
+        await house.over(*videos)
+        assert [one.status for one in videos] == ["failed", "failed", "completed"] and len(house.started) == 1
         assert [one.error and one.error.code for one in videos] == ["not_begun", "unknown_name", None]
-        await house.stop(keeping)
-
-    run(test())
 
 
-def test_jobs_of_a_changed_artifact_wait(tmp_path: Path) -> None:
+async def test_jobs_of_a_changed_artifact_wait(tmp_path: Path) -> None:
     """For the next start of the server; those of other models go on, and one that waits can be cancelled."""
 
     def makes_m(worker: Worker, id: str) -> None:
         changed = ChangedError("changed", "/srv/b was changed while it is served")
-        worker.say(Outcome(id=id, error=changed if id == first else None))
+        worker.say(Outcome(id=id, error=changed if id == videos[0].id else None))
 
-    async def test() -> None:
-        nonlocal first
-        start, started = workers(Worker(makes_m))
-        house = House(tmp_path, start)
-        videos = [await house.ask(model=name) for name in ("b", "b", "m")]
-        first, end = videos[0].id, house.queue.hub.end(videos[1].id)
-        keeping = asyncio.create_task(house.device.keep())
-        await house.until(lambda: videos[2].over)
+    house = House(tmp_path, Worker(makes_m))
+    videos = [await house.ask(model=name) for name in ("b", "b", "m")]
+    end = house.queue.hub.end(videos[1].id)
+    async with house.kept():
+        await house.over(videos[2])
         assert [(one.status, one.attempts) for one in videos[:2]] == [("queued", 0)] * 2
-        assert started[0].runs == [first, videos[2].id] and "/srv" not in house.queue.withheld["b"]
-        assert end.done()
+        assert house.started[0].runs == [videos[0].id, videos[2].id]
+        assert "/srv" not in house.queue.withheld["b"] and end.done()
         await house.queue.cancel(videos[0])
-        await house.stop(keeping)
-
-    first = ""
-    run(test())
 
 
-def test_a_worker_that_dies_before_it_hears_of_its_job(tmp_path: Path) -> None:
-    async def test() -> None:
-        start, _ = workers(Worker(lambda worker, id: "ends", 1), Worker(makes))
-        house = House(tmp_path, start)
-        one = await house.ask()
-        keeping = asyncio.create_task(house.device.keep())
-        await house.until(lambda: one.over)
+async def test_a_worker_that_dies_before_it_hears_of_its_job(tmp_path: Path) -> None:
+    house = House(tmp_path, Worker(lambda worker, id: "ends", 1), Worker(makes))
+    one = await house.ask()
+    async with house.kept():
+        await house.over(one)
         assert (one.status, one.attempts) == ("completed", 2)
-        await house.stop(keeping)
-
-    run(test())
 
 
-def test_a_job_is_begun_while_that_is_stored(tmp_path: Path) -> None:
+async def test_a_job_is_begun_while_that_is_stored(tmp_path: Path) -> None:
     """A slow disk does not hold it up."""
-
-    async def test() -> None:
-        start, started = workers(Worker(makes))
-        house = House(tmp_path, start)
-        one, go = await house.ask(), threading.Event()
-        slow = asyncio.create_task(house.store.change(lambda connection: go.wait(5)))
-        keeping = asyncio.create_task(house.device.keep())
-        await house.until(lambda: started and started[0].runs == [one.id])
+    house = House(tmp_path, Worker(makes))
+    one, go = await house.ask(), threading.Event()
+    slow = asyncio.create_task(house.store.change(lambda connection: go.wait(5)))
+    async with house.kept():
+        await house.until(lambda: house.started and house.started[0].runs == [one.id])
         assert not (go.is_set() or slow.done())
         go.set()
         await house.until(lambda: one.id not in house.queue._unstored and one.over)
         found = house.store.find(one.id)
         assert await slow and found is not None and found.status == "completed"
-        await house.stop(keeping)
-
-    run(test())
 
 
-def test_who_waits_for_an_end(tmp_path: Path) -> None:
+async def test_who_waits_for_an_end(tmp_path: Path) -> None:
     """Hears of that of a video, of its removal, and of that of the server."""
-
-    async def test() -> None:
-        start, _ = workers(Worker(makes))
-        house = House(tmp_path, start)
-        hub, videos = house.queue.hub, [await house.ask() for _ in range(2)]
-        made, removed, other = map(hub.end, (videos[0].id, videos[1].id, "other"))
-        await house.queue.delete(videos[1])
-        assert [one.done() for one in (made, removed, other)] == [False, True, False]
-        keeping = asyncio.create_task(house.device.keep())
+    house = House(tmp_path, Worker(makes))
+    hub, videos = house.queue.hub, [await house.ask() for _ in range(2)]
+    made, removed, other = map(hub.end, (videos[0].id, videos[1].id, "other"))
+    await house.queue.delete(videos[1])
+    assert [one.done() for one in (made, removed, other)] == [False, True, False]
+    async with house.kept():
         await house.until(made.done)
         assert videos[0].status == "completed" and not other.done()
         hub.close()
         assert other.done() and hub.end("more").done()
-        await house.stop(keeping)
-
-    run(test())
 
 
-def test_a_stop_while_a_worker_starts_and_in_a_pause(tmp_path: Path) -> None:
+async def test_a_stop_while_a_worker_starts_and_in_a_pause(tmp_path: Path) -> None:
     """``keep`` ends either way, and at once."""
+    begun, go = threading.Event(), threading.Event()
 
-    async def test() -> None:
-        begun, go = threading.Event(), threading.Event()
+    def slow() -> Worker:
+        begun.set()
+        go.wait(5)
+        return Worker(works_on)
 
-        def slow() -> Worker:
-            begun.set()
-            go.wait(5)
-            return Worker(works_on)
-
-        house = House(tmp_path / "a", slow)
-        keeping = asyncio.create_task(house.device.keep())
+    house = House(tmp_path / "a", start=slow)
+    async with house.kept():
         await house.until(begun.is_set)
         asyncio.get_running_loop().call_later(0.1, go.set)
-        await house.stop(keeping)
 
-        def none() -> Worker:
-            raise BlockingIOError(11, "Resource temporarily unavailable")
+    def none() -> Worker:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
 
-        house = House(tmp_path / "b", none)  # no more processes: it tries again, with pauses
-        keeping = asyncio.create_task(house.device.keep())
+    house = House(tmp_path / "b", start=none)  # no more processes: it tries again, with pauses
+    async with house.kept() as keeping:
         await house.until(lambda: house.device.problem is not None)
         await asyncio.sleep(0.1)
         assert not keeping.done()
-        await house.stop(keeping)
-
-    run(test())
 
 
-def test_a_stop_gives_back_what_runs_and_cancels_what_was_to_be(tmp_path: Path) -> None:
-    async def test() -> None:
-        start, _ = workers(Worker(works_on))
-        house = House(tmp_path / "a", start)
-        one = await house.ask()
-        keeping = asyncio.create_task(house.device.keep())
+async def test_a_stop_gives_back_what_runs_and_cancels_what_was_to_be(tmp_path: Path) -> None:
+    house = House(tmp_path / "a", Worker(works_on))
+    one = await house.ask()
+    async with house.kept(seconds=0.05):
         await house.until(lambda: one.status == "in_progress" and house.queue.running)
-        await house.stop(keeping, seconds=0.05)
-        assert (one.status, one.attempts) == ("queued", 0)
-
-        start, _ = workers(Worker(works_on))
-        house = House(tmp_path / "b", start)
-        one = await house.ask()
-        keeping = asyncio.create_task(house.device.keep())
+    assert (one.status, one.attempts) == ("queued", 0)
+    house = House(tmp_path / "b", Worker(works_on))
+    one = await house.ask()
+    async with house.kept():
         await house.until(lambda: house.device._held.told(one))
         one.unwanted = True  # its worker does not listen
-        await house.stop(keeping)
-        assert one.status == "cancelled"
-
-    run(test())
+    assert one.status == "cancelled"
 
 
-def test_nothing_can_be_loaded(tmp_path: Path) -> None:
+async def test_nothing_can_be_loaded(tmp_path: Path) -> None:
     """It ends the service if no worker of any device ever could; else they try again."""
-
-    async def test() -> None:
-        start, _ = workers(Worker(makes, 3, Broken(ArtifactError("damaged", "damaged"))))
-        house = House(tmp_path / "a", start)
-        with pytest.raises(ArtifactError, match="damaged"):
-            await house.device.keep()
-        house.store.close()
-        start, started = workers(Worker(makes, 3, Broken(WanError("failed", "full"))), Worker(makes))
-        house = House(tmp_path / "b", start)
-        house.queue.loads = True
-        keeping = asyncio.create_task(house.device.keep())
-        await house.until(lambda: len(started) == 2 and house.device.ready.is_set())
-        await house.stop(keeping)
-
-    run(test())
+    house = House(tmp_path / "a", Worker(makes, 3, Broken(ArtifactError("damaged", "damaged"))))
+    with pytest.raises(ArtifactError, match="damaged"):
+        await house.device.keep()
+    house.store.close()
+    house = House(tmp_path / "b", Worker(makes, 3, Broken(WanError("failed", "full"))), Worker(makes))
+    house.queue.loads = True
+    async with house.kept():
+        await house.until(lambda: len(house.started) == 2 and house.device.ready.is_set())
 
 
-@pytest.fixture
-def queue(tmp_path: Path) -> Iterator[Callable[..., House]]:
-    houses = list[House]()
+@asynccontextmanager
+async def begun(folder: Path, *fields: dict[str, Any]) -> AsyncIterator[tuple[House, list[Video], Worker]]:
+    """Some videos, and the worker that has made the steps of the first; others make what is left."""
 
-    def make(**settings: Any) -> House:
-        houses.append(House(tmp_path, lambda: None, **settings))
-        return houses[-1]
+    def passes(worker: Worker, id: str) -> None:
+        worker.say(Event(id, "steps", 3, 3))
 
-    yield make
-    for house in houses:
-        house.store.close()
-
-
-def test_two_cancels_at_once(queue: Callable[[], House]) -> None:
-    async def test() -> None:
-        house = queue()
-        one = await house.ask()
-        (house.folders.out(one) / "video.mp4.parts").mkdir()  # the server was ended while it was made
-        found = [house.queue.find(one.id, None) for _ in range(4)]
-        results = await asyncio.gather(*map(house.queue.cancel, found), return_exceptions=True)
-        assert [type(each) for each in results] == [type(None), *[RefusedError] * 3]
-        assert house.queue.find(one.id, None).status == "cancelled"
-        assert not list((house.folders.of(one.id) / "out").iterdir())
-
-    run(test())
+    house = House(folder, Worker(passes), Worker(makes), Worker(makes))
+    videos = [await house.ask(**one) for one in fields]
+    async with house.kept():
+        await house.until(lambda: house.started and house.device._held.told(videos[0]))
+        yield house, videos, house.started[0]
+        await house.over(*videos)
 
 
-def test_the_places_behind_a_withheld_model(queue: Callable[[], House]) -> None:
-    """Its videos have no end, and those of others do not wait for them."""
+async def test_the_next_begins_when_the_steps_are_made(tmp_path: Path) -> None:
+    """No third one; what it shares with the one before is learned, and left out of the line's seconds."""
+    async with begun(tmp_path, {}, {}, {}) as (house, videos, worker):
+        board = house.queue.board
+        await house.until(lambda: len(worker.runs) == 2)
+        assert house.queue.running == AT_ONCE and videos[2].status == "queued"
+        board.estimates.learn(videos[0], {"steps": 30.0}, 3)
+        left = [one.remaining for one in map(board.progress, videos) if one is not None]
+        assert left[2] == pytest.approx(left[1] + 150, rel=0.01)  # type: ignore[operator]
+        await asyncio.sleep(0.1)
+        worker.say(completes(videos[0].id))
+        await house.until(lambda: len(worker.runs) == 3)
+        worker.say(completes(videos[1].id))
+        await house.over(videos[1])
+        assert board.estimates.times[board.estimates.name(videos[1], "shared")] >= 0.1
+        worker.say(completes(videos[2].id))
 
-    async def test() -> None:
-        house = queue()
-        board, videos = house.queue.board, [await house.ask(model=name) for name in ("b", "m")]
+
+async def test_another_model_waits_for_the_end(tmp_path: Path) -> None:
+    async with begun(tmp_path, {"model": "a"}, {"model": "b"}, {"model": "a"}) as (house, videos, worker):
+        await asyncio.sleep(0.1)
+        assert len(worker.runs) == 1
         for one in videos:
-            board.estimates.learn(one, {"steps": 1.0}, 1)
-        house.queue.withheld["b"] = "it was changed"
-        lefts = [place.remaining for place in board.places().values()]
-        assert lefts == [None, board.estimates.total(videos[1])]
-
-    run(test())
+            await house.until(lambda one=one: one.id in worker.runs)
+            worker.say(completes(one.id))
 
 
-def test_an_end_that_cannot_be_stored(queue: Callable[[], House], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk: it is known all the same, and stored later."""
+@pytest.mark.parametrize("other", ["completes", "full", "dies"])
+async def test_want_of_memory_of_one(tmp_path: Path, other: str) -> None:
+    """The other one ends, or is made again too; the one is made again, alone, as all are from then on."""
+    async with begun(tmp_path, {}, {}, {}) as (house, videos, worker):
+        await house.until(lambda: len(worker.runs) == 2)
+        worker.say(full(videos[0].id))
+        await house.until(lambda: videos[0].status == "queued")
+        assert house.device._held.most == 1 and videos[2].status == "queued"
+        if other != "dies":
+            ended = completes(videos[1].id)
+            worker.say(ended if other == "completes" else full(videos[1].id))
+            await house.until(lambda: videos[1].status != "in_progress")
+        worker.kill(1)
+        await house.over(videos[2])
+        assert [one.status for one in videos] == ["completed"] * 3
+        assert [one.attempts for one in videos] == [2, 1 if other == "completes" else 2, 1]
 
-    async def test() -> None:
-        house = queue()
-        one = await house.ask()
 
-        def full(connection: sqlite3.Connection, video: Video) -> None:
-            raise sqlite3.OperationalError("database or disk is full")
+@pytest.mark.parametrize(("code", "most"), [(-signal.SIGKILL, 1), (-signal.SIGSEGV, AT_ONCE)])
+async def test_a_worker_that_dies_with_two(tmp_path: Path, code: int, most: int) -> None:
+    """Either may be to blame: both run again, each alone."""
+    async with begun(tmp_path, {}, {}) as (house, videos, worker):
+        await house.until(lambda: len(worker.runs) == 2)
+        worker.kill(code)
+        await house.over(*videos)
+        assert [(one.status, one.attempts) for one in videos] == [("completed", 2)] * 2
+        assert house.device._held.most == most
 
-        put = stored.put
-        monkeypatch.setattr(stored, "put", full)
-        with pytest.raises(sqlite3.OperationalError):
+
+async def test_one_comes_while_an_end_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker goes on: both are made."""
+    async with begun(tmp_path, {}) as (house, videos, worker):
+        size, late, loop = house.folders.size, list[Video](), asyncio.get_running_loop()
+
+        def slow(id: str) -> int:
+            asyncio.run_coroutine_threadsafe(come(), loop).result()
+            return size(id)
+
+        async def come() -> None:
+            if not late:
+                late.append(await house.ask())
+                await house.until(lambda: worker.runs == [videos[0].id, late[0].id])
+
+        monkeypatch.setattr(house.folders, "size", slow)
+        worker.say(completes(videos[0].id))
+        await house.until(lambda: late and late[0].id in worker.runs)
+        worker.say(completes(late[0].id))
+        await house.over(*late)
+        assert [(one.status, one.attempts) for one in (*videos, *late)] == [("completed", 1)] * 2
+
+
+async def test_two_wait_for_the_next_start(tmp_path: Path) -> None:
+    async with begun(tmp_path, {}, {}) as (house, videos, worker):
+        await house.until(lambda: len(worker.runs) == 2)
+        house.queue.turns.closing = True
+        await house.device.stop(0.05)
+        await house.device.settle()
+        assert [(one.status, one.attempts) for one in videos] == [("queued", 0)] * 2
+        for one in videos:
             await house.queue.cancel(one)
-        assert house.queue.find(one.id, None).status == "cancelled"
-        assert house.queue.current([house.store.find(one.id) or one])[0].status == "cancelled"
-        monkeypatch.setattr(stored, "put", put)
-        await house.queue.store_again()
-        found = house.store.find(one.id)
-        assert found is not None and found.status == "cancelled"
-
-    run(test())
 
 
-def test_a_removal_that_cannot_be_stored(queue: Callable[[], House], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk: the video is gone all the same, its key is free, and that is stored later."""
+async def test_a_worker_that_has_none_comes_first(tmp_path: Path) -> None:
+    """Also where one that has made its steps has waited for longer; but one that ends takes none."""
+    house, busy, free, ends = House(tmp_path), Held(), Held(), Held()
+    ends.leaving = True
+    one = await house.ask()
+    assert await house.queue.turns.next(busy) is one
+    busy.take(Event(one.id, "decode", 3, 3))
+    asking = [asyncio.create_task(house.queue.turns.next(held)) for held in (busy, free, ends)]
+    await asyncio.sleep(0)
+    two = await house.ask()
+    await house.until(asking[1].done)
+    assert not asking[0].done()
+    three = await house.ask()
+    await house.until(asking[0].done)
+    asking[2].cancel()
+    board = house.queue.board
+    for each in (one, two, three):
+        board.estimates.learn(each, {"steps": 30.0}, 10)
+    four = await house.ask()
+    own = board.estimates.total(four)
 
-    async def test() -> None:
-        house = queue()
-        runs, again, _ = [await house.ask(idempotency=key) for key in "abc"]
-        await house.queue.begin(await house.queue.turns.next(Held()), lambda: None)
-        videos, listener = [runs, again], house.queue.hub.listen(None)
-        folders = [house.folders.out(one) for one in videos]
+    def waits(*before: Video) -> None:
+        left = sum(board.progress(each).remaining for each in before)  # type: ignore[misc, union-attr]
+        assert board.places()[four.id].remaining == pytest.approx(own + left, rel=0.01)
 
-        def full(connection: sqlite3.Connection, id: str) -> None:
-            raise sqlite3.OperationalError("database or disk is full")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(stored, "remove", full)
-            for one in videos:
-                with pytest.raises(sqlite3.OperationalError):
-                    await house.queue.delete(one)
-            await house.queue.ended(cancelled(runs.id))
-            for one in videos:
-                with denies("not_found", 404, message=one.id):
-                    house.queue.find(one.id, None)
-            assert len(house.queue.current(house.store.listed(None, 9) or [])) == 1
-            assert not any(folder.exists() for folder in folders)
-        assert [(await listener.next(1) or ("",))[0] for _ in videos] == ["deleted"] * 2
-        new = await house.ask(idempotency="b")
-        assert house.queue.find(new.id, None) is new and house.store.find(again.id) is None
-        await house.queue.store_again()
-        assert not any(house.store.find(one.id) for one in videos)
-
-    run(test())
-
-
-def test_a_job_that_has_no_room_holds_up_no_other(
-    queue: Callable[[], House], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first that fits beside those that run is next; and one that is put back has its place again."""
-
-    async def test() -> None:
-        house = queue()
-        plain = video()
-        large = await house.ask(shape={**plain.shape, "num_frames": 10**9})
-        small = [await house.ask() for _ in range(2)]
-        monkeypatch.setattr(house.queue.room, "left", lambda: frames_bytes(plain) * 3 // 2)
-        first = await house.queue.turns.next(Held())
-        assert first is small[0] and house.queue.room.lack_logged() is None
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(house.queue.turns.next(Held()), 0.02)
-        assert house.queue.waiting == [large, small[1]]
-        listener = house.queue.hub.listen(None)
-        await house.queue.put_back(first)
-        assert house.queue.waiting == [large, *small]
-        assert [(await listener.next(1) or ("",))[0] for _ in range(2)] == ["video", "queue"]
-
-    run(test())
+    waits(two, three)
+    await house.queue.cancel(three)
+    await house.queue.ended(cancelled(three.id))
+    waits(one, two)
+    house.store.close()
 
 
-def test_a_long_line_is_told_at_once(queue: Callable[..., House]) -> None:
-    """Its moves are one event for each who listens, of its own videos, and nobody is sent away for them."""
-
-    async def test() -> None:
-        house = queue(max_waiting=700)
-        videos = await asyncio.gather(*(house.ask(owner="ab"[number % 2]) for number in range(510)))
-        everybody, one_key = house.queue.hub.listen(None), house.queue.hub.listen("b")
-        alone = house.queue.hub.listen("b", videos[-1].id)
-        for gone in videos[:3]:
-            await house.queue.delete(gone)
-        await house.queue.move(videos[-1], 2)
-        heard = [await everybody.next(2) for _ in range(4)]
-        assert [event and event[0] for event in heard] == ["deleted"] * 3 + ["queue"]
-        places = msgspec.json.decode(heard[3][1])["waiting"]  # type: ignore[index]
-        assert [place["position"] for place in places] == list(range(1, 508))
-        own = [await one_key.next(2) for _ in range(2)]
-        assert len(msgspec.json.decode(own[1][1])["waiting"]) == 254  # type: ignore[index]
-        moved = await alone.next(2)
-        assert moved is not None and moved[1].position == 3
-        assert await everybody.next(0.01) is None
-
-    run(test())
+def test_what_is_tried_again_is_tried_alone() -> None:
+    held, one = Held(), video(attempts=1)
+    assert held.fits(one) and held.shared(one) is None
+    held.add(one)
+    assert not held.take(Event(one.id, "steps", 2, 3)) and not held.fits(video())
+    assert held.take(Event(one.id, "steps", 3, 3)) and not held.take(Event(one.id, "decode", 3, 3))
+    assert held.fits(video()) and not held.fits(video(attempts=1))
+    one.attempts = 2
+    assert not held.fits(video())
 
 
-def test_a_preview_is_asked_for_by_those_who_listen(queue: Callable[[], House]) -> None:
-    async def test() -> None:
-        house, looks = queue(), list[str]()
-        await house.ask()
-        waits = await house.ask()
-        one = await house.queue.turns.next(Held())
-        house.queue.board.looked_at(one, lambda: looks.append(one.id))
-        house.queue.take(Event(one.id, "steps", 1, 9))
-        house.queue.hub.listen("somebody else")
-        house.queue.take(Event(one.id, "steps", 2, 9))
-        assert not looks
-        with pytest.raises(RefusedError) as refused:
-            house.queue.board.preview(one)
-        assert refused.value.status == 404
-        listener = house.queue.hub.listen(one.owner)
-        house.queue.take(Event(one.id, "steps", 3, 9))
-        house.queue.board.show(Preview(one.id, 3, b"a picture"))
-        assert house.queue.board.preview(one) == (3, b"a picture") and looks == [one.id] * 3
-        heard = [await listener.next(0.05) for _ in range(2)]
-        assert [event[1].preview for event in heard if event] == [None, 3]
-        house.queue.board.show(Preview("another", 3, b""))
-        with pytest.raises(RefusedError) as refused:
-            house.queue.board.preview(waits)
-        assert refused.value.status == 409
-
-    run(test())
-
-
-def test_nobody_hears_of_a_job_after_it_was_deleted(queue: Callable[[], House]) -> None:
-    async def test() -> None:
-        house = queue()
-        await house.ask()
-        one, listener = await house.queue.turns.next(Held()), house.queue.hub.listen(None)
-        await house.queue.begin(one, lambda: None)
-        await house.queue.delete(one)
-        house.queue.take(Event(one.id, "steps", 3, 9))
-        await house.queue.ended(cancelled(one.id))
-        heard = [event async for event in _all(listener)]
-        assert [name for name, _ in heard][-1] == "deleted"
-        with denies("not_found", 404, message=one.id):
-            house.queue.find(one.id, None)
-
-    async def _all(listener: Any) -> Any:
-        while (event := await listener.next(0.05)) is not None:
-            yield event
-
-    run(test())
-
-
-def test_moves_and_restarts(queue: Callable[[], House], tmp_path: Path) -> None:
-    """The order is stored; what was running waits again, and that it ran is not held against it."""
-
-    async def test() -> None:
-        house = queue()
-        videos = [await house.ask(owner=owner) for owner in "aabaa"]
-        await house.queue.move(videos[4], 1)
-        await house.queue.move(videos[0], 99)
-        order = [videos.index(one) for one in house.queue.waiting]
-        assert order == [4, 1, 2, 3, 0]  # the one of b has kept its place
-        first = await house.queue.turns.next(Held())
-        await house.queue.begin(first, lambda: None)
-        other = Queue(house.settings, house.folders, house.store, Publisher(), Metrics())
-        await other.restore()
-        assert [one.id for one in other.waiting] == [videos[index].id for index in order]
-        assert other.waiting[0].attempts == 0
-        third = other.board.progress(other.waiting[2])
-        assert third is not None and third.position == 3
-
-    run(test())
+def test_an_end_before_that_of_the_one_before() -> None:
+    """Such as a cancel: the one before shared nothing, and the line waits for it again."""
+    held, (one, other) = Held(), (video(started=1.0), video(started=2.0))
+    for each in (one, other):
+        held.add(each)
+    held.drop(other)
+    assert held.shared(one) is None and held.videos == [one]

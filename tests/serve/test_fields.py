@@ -14,21 +14,25 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 from PIL import Image
 from starlette.datastructures import UploadFile
 
 import wanrun
 from helpers.asked import catalog, denies
-from helpers.manifests import with_profiles
+from helpers.manifests import built_with, plain_manifest, with_profiles
+from helpers.options import PROFILE
 from helpers.refusals import refuses
 from wanbuild.variants.from_video import with_start
 from wanrun.artifact.artifact import Artifact
+from wanrun.artifact.guiders import NAG_DEFAULTS
 from wanrun.errors import ArtifactError, UsageError, WanError
 from wanserve.catalog import Catalog, ServedModel
 from wanserve.field_names import INSTEAD, api_text
 from wanserve.fields import Body, read_body
 from wanserve.forms import RequestBody, nested
 from wanserve.refusal import RefusedError, refused
+from wanserve.request_media import kind_of, safe_name
 
 
 def png() -> bytes:
@@ -435,3 +439,27 @@ def test_the_loras_of_a_model() -> None:
     assert "lora" not in ServedModel("text", none).options
     with denies("unknown_name", param="lora", message="none"):
         ServedModel("text", none).resolve({"prompt": "p", "lora": [HALF]}, str)
+
+
+@pytest.mark.parametrize("nag", [False, True])
+def test_nag_is_offered_where_a_profile_is_built_for_it(nag: bool) -> None:
+    profile = structs.replace(PROFILE, options=built_with(nag=nag))
+    model = ServedModel("a", Artifact(plain_manifest(profiles={profile.name: profile}), Path("a")))
+    assert (NAG_DEFAULTS.keys() <= model.options.keys()) == nag
+
+
+def test_kinds_and_names() -> None:
+    assert kind_of(b"\x89PNG....") == (".png", "image")
+    assert kind_of(b"RIFF....WEBP") == (".webp", "image")
+    assert kind_of(b"RIFF....AVI ") == (".avi", "video")
+    assert kind_of(b"\0\0\0\x18ftypisom") == (".mp4", "video")
+    assert kind_of(b"\0\0\0\x18ftypavif") == (".avif", "image")
+    assert kind_of(b"\0\0\0\x18ftypheic") == (".heic", "image")
+    assert kind_of(b"hello") == (".bin", "video")
+    assert [safe_name(name) for name in ("../../a.png", "C:\\x\\b.png", "a\nb", "", None)] == [
+        "a.png",
+        "b.png",
+        "ab",
+        "file",
+        "file",
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import inspect
 import json
@@ -40,24 +39,18 @@ def served(server: Asked) -> Iterator[str]:
             yield f"MOUNT {route.path}"
 
 
-def test_what_is_declared_is_served_and_described(tmp_path: Path) -> None:
+async def test_what_is_declared_is_served_and_described(tmp_path: Path) -> None:
     declared = [f"{route.method} {route.path}" for route in ROUTES]
-
-    async def test() -> None:
-        async with asked(tmp_path, catalog().models) as server:
-            document = json.loads((await server.call("GET", "/openapi.json")).body)
-            described = [
-                f"{method.upper()} {path}"
-                for path, methods in document["paths"].items()
-                for method in methods
-            ]
-            assert sorted(described) == sorted(declared)
-            schemas = document["components"]["schemas"]
-            made, changed = (schemas[name]["properties"].keys() for name in ("CreateVideo", "ChangeVideo"))
-            assert (made - changed, changed - made) == ({"seeds"}, {"position"})
-            assert sorted(served(server)) == sorted([*declared, *OF_THE_PAGE])
-
-    asyncio.run(test())
+    async with asked(tmp_path, catalog().models) as server:
+        document = json.loads((await server.call("GET", "/openapi.json")).body)
+        described = [
+            f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods
+        ]
+        assert sorted(described) == sorted(declared)
+        schemas = document["components"]["schemas"]
+        made, changed = (schemas[name]["properties"].keys() for name in ("CreateVideo", "ChangeVideo"))
+        assert (made - changed, changed - made) == ({"seeds"}, {"position"})
+        assert sorted(served(server)) == sorted([*declared, *OF_THE_PAGE])
 
 
 @pytest.mark.parametrize("api", [Routes, ServerRoutes])
@@ -72,20 +65,16 @@ def test_every_route_is_described_in_sentences() -> None:
     assert [text for text in texts if not text.endswith(".")] == []
 
 
-def test_a_key_is_asked_for_where_a_route_needs_one(tmp_path: Path) -> None:
+async def test_a_key_is_asked_for_where_a_route_needs_one(tmp_path: Path) -> None:
     """And with it, there is no job of an unknown id."""
-
-    async def test() -> None:
-        async with asked(tmp_path, catalog().models, KEYS) as server:
-            for route in ROUTES:
-                path = re.sub(r"\{\w+\}", "none", route.path)
-                answer = await server.call(route.method, path)
-                assert (answer.status == 401) == route.needs_key, (route.path, answer.status)
-                if "id" in route.path_parameters:
-                    key = {"authorization": f"Bearer {'a' * 20}"}
-                    assert (await server.refused(route.method, path, **key))[:2] == (404, "not_found"), path
-
-    asyncio.run(test())
+    async with asked(tmp_path, catalog().models, KEYS) as server:
+        for route in ROUTES:
+            path = re.sub(r"\{\w+\}", "none", route.path)
+            answer = await server.call(route.method, path)
+            assert (answer.status == 401) == route.needs_key, (route.path, answer.status)
+            if "id" in route.path_parameters:
+                key = {"authorization": f"Bearer {'a' * 20}"}
+                assert (await server.refused(route.method, path, **key))[:2] == (404, "not_found"), path
 
 
 NUMBER = RouteParameter("n", {"type": "integer", "minimum": 1, "maximum": 9, "default": 3}, "A number.")

@@ -5,6 +5,10 @@ from __future__ import annotations
 import errno
 import io
 import itertools
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -18,10 +22,11 @@ from PIL import Image
 
 import wanrun
 from helpers.house import make
-from helpers.manifests import plain_manifest, with_model
+from helpers.manifests import full_manifest, plain_manifest, with_model
 from helpers.options import generation
 from wanrun import Event, Outcome
 from wanrun.errors import ArtifactError, CancelledError, NoSpaceError, UsageError
+from wanserve.environments import environments
 from wanserve.messages import (
     NO_ROOM,
     Cancel,
@@ -38,6 +43,7 @@ from wanserve.messages import (
     to_worker,
 )
 from wanserve.pipelines import Pipelines, lacks_memory
+from wanserve.process import how
 from wanserve.worker import OUT_OF_MEMORY, Worker, told
 
 FULL = RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
@@ -273,3 +279,37 @@ def test_the_codes_of_the_api(error: Exception, code: str, capsys: pytest.Captur
 )
 def test_want_of_memory(error: BaseException, lacks: bool) -> None:
     assert lacks_memory(error) == lacks
+
+
+def test_a_worker_for_each_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on a CPU and for a mesh; on accelerators each sees its own alone."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    plain, mesh = [plain_manifest()], [full_manifest()]
+    assert environments(plain, None, tmp_path) == [{}]
+    assert environments(plain, 2, tmp_path) == [{}, {}]
+    for number in range(2):
+        (tmp_path / f"proc/driver/nvidia/gpus/0000:0{number}:00.0").mkdir(parents=True)
+    assert environments(plain, None, tmp_path) == [
+        {"CUDA_VISIBLE_DEVICES": "0"},
+        {"CUDA_VISIBLE_DEVICES": "1"},
+    ]
+    assert environments(mesh, None, tmp_path) == [{}]
+    assert environments(plain, 1, tmp_path) == [{}]
+    assert len(environments(plain, 3, tmp_path)) == 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa, GPU-bb")
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in environments(plain, None, tmp_path)] == [
+        "GPU-aa",
+        "GPU-bb",
+    ]
+    other = tmp_path / "tpu"
+    for name in ("vfio/0", "vfio/1", "vfio/vfio"):
+        (other / "dev" / name).mkdir(parents=True)
+    assert [one["TPU_VISIBLE_CHIPS"] for one in environments(plain, None, other)] == ["0", "1"]
+
+
+def test_how_a_worker_has_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    os.kill(process.pid, signal.SIGKILL)
+    assert how(process.wait()).startswith("signal 9 (Killed, ")
+    assert how(-signal.SIGSEGV).startswith("signal 11 (")
+    assert how(3) == "exit code 3"
