@@ -1,4 +1,4 @@
-"""What a client may send without holding up others, and what it is told where there is no room."""
+"""The keys of clients, what one of them can take from others, and what they hear where there is no room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a request to a job: what of one client keeps no other one waiting, and what is resolved once."""
+"""From a request to a job: what is too large, what is resolved once, and the LoRAs of a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live videos over HTTP: what readers get, who decides the pace, how they end, and what is left of them."""
+"""Live videos over HTTP: what a request may ask for, what readers get, and who decides the pace."""
 
 from __future__ import annotations
 

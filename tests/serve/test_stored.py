@@ -1,4 +1,4 @@
-"""The stored videos: durable, in order, and every change whole or not there."""
+"""What is stored: videos, durable and in order, their folders, and how long both are kept."""
 
 from __future__ import annotations
 

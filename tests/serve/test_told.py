@@ -1,4 +1,4 @@
-"""The server's log: a line for each event, as text or JSON, and who may read what in it."""
+"""What a server tells: clients in refusals, which have no paths, and its log, a line for each event."""
 
 from __future__ import annotations
 

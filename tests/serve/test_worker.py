@@ -1,4 +1,4 @@
-"""The process with the device: what it tells, what it holds, and how its videos fail."""
+"""The process with the device: what it tells and holds, how its videos fail, and where it is started."""
 
 from __future__ import annotations
 
