@@ -151,7 +151,7 @@ def test_damage_of_every_kind_of_file(whole: Path, kind: str, monkeypatch: pytes
     """
     check(whole)
     if kind.startswith("weights"):
-        monkeypatch.setattr(verify, "check_file", stop)
+        monkeypatch.setattr(verify, "check_program", stop)
     else:
         monkeypatch.setattr(verify, "check_places", lambda *_: None)
     kinds = {name.replace(" ", "|"): paths for name, paths in kinds_of_files(whole).items()}
