@@ -200,7 +200,7 @@ def test_a_recipe_is_built_again_if_something_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded: list[Path] = []
-    monkeypatch.setattr(build_module, "compile_artifact", lambda artifact, **options: None)
+    monkeypatch.setattr(build_module, "compile_artifact", lambda request, report: None)
     monkeypatch.setattr(verify, "record", lambda artifact, report: recorded.append(artifact))
     write_toy(tmp_path / "toy")
     path = tmp_path / "recipe.toml"

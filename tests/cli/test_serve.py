@@ -93,7 +93,7 @@ def test_what_does_not_start(toy_artifact: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         cases: list[tuple[int, ErrorCode, object, tuple[object, ...]]] = [
-            (3, "wrong_kind", "no such folder", (tmp_path / "none", *data)),
+            (3, "missing_file", "no such folder", (tmp_path / "none", *data)),
             (3, "wrong_kind", "manifest.json", (empty, *data)),
             (2, "conflict", "NAME=DIR", (f"a={toy}", f"a={toy}", *data)),
             (2, "busy", port, (toy, "--port", port)),

@@ -109,7 +109,7 @@ def test_as_a_user_runs_it(cli: Any, source: Path, tmp_path: Path) -> None:
     [
         (["--size", "100x64"], "unsupported", {"expected": "16", "remedy": ("96x64", "112x64")}),
         (["--size", "96x56"], "unsupported", {"expected": "16", "remedy": ("96x48", "96x64")}),
-        (["--size", "96"], "invalid_value", {"message": ("'96'", "832x480")}),
+        (["--size", "96"], "wrong_type", {"found": "'96'", "expected": "832x480"}),
         (["--frames", "10"], "unsupported", {"expected": "4n + 1", "remedy": ("9", "13")}),
         (["--frames", "0"], "unsupported", {"expected": "at least 1", "remedy": "1"}),
         (["--num-videos", "0"], "invalid_value", {"message": "x>=1"}),
