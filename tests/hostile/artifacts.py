@@ -13,14 +13,29 @@ from hostile.things import ENDLESS
 from wanrun.artifact.layout import array_folder
 from wanrun.artifact.manifest import MANIFEST, read_manifest
 
+Place = Callable[[Path], Path]
+
 
 class Row(NamedTuple):
-    """One broken artifact: its name, what is done to its folder, the code, and values that are named."""
+    """One broken artifact.
+
+    Attributes:
+        name: of the row.
+        change: what is done to its folder.
+        code: of the error.
+        values: that the error names.
+        place: of the file that the error names.
+        flipped: whether the file has other bytes, so that the error names its digest and the recorded one.
+        before_weights: whether a run refuses it before it reads weights.
+    """
 
     name: str
     change: Callable[[Path], object]
     code: str
     values: tuple[object, ...] = ()
+    place: Place | None = None
+    flipped: bool = False
+    before_weights: bool = True
 
 
 # --- manifests ----------------------------------------------------------------------------------------------
@@ -148,7 +163,7 @@ def _manifests() -> Iterator[Row]:
     for name, change in _CONTENT_EDITS.items():
         yield Row(f"edited: {name}", edited(change), "changed", (MANIFEST, "content_digest sha256:"))
     for name, change in _TARGET_EDITS.items():
-        yield Row(f"edited: {name}", edited(change), "changed", (MANIFEST, "manifest_digest"))
+        yield Row(f"edited target: {name}", edited(change), "changed", (MANIFEST, "manifest_digest"))
     for name, change in _MALFORMED.items():
         yield Row(f"malformed: {name}", edited(change), "damaged", (MANIFEST, "build"))
     for record, place in _PATHS.items():
@@ -164,9 +179,6 @@ MANIFESTS: tuple[Row, ...] = tuple(_manifests())
 
 
 # --- files --------------------------------------------------------------------------------------------------
-
-
-Place = Callable[[Path], Path]
 
 
 def _at(folder: str, place: Place, change: Callable[[Path], object]) -> Callable[[Path], object]:
@@ -234,29 +246,38 @@ _INSTEAD: dict[str, Callable[[Path], object]] = {
     "a folder": lambda path: path.mkdir(),
     **ENDLESS,
 }
+_WHY = {
+    "missing": "No such file",
+    "a folder": "Is a directory",
+    **dict.fromkeys(("a pipe", "a device"), "not a file"),
+    "a terabyte": "bytes",
+}
 
 
 def _files() -> Iterator[Row]:
     for name in PROGRAMS:
-        yield Row(
-            f"executable {name} cut", _at("executables", _executable_of(name), _cut), "damaged", (name,)
-        )
+        place = _executable_of(name)
+        yield Row(f"executable {name} cut", _at("executables", place, _cut), "damaged", ("sha256",), place)
     for name in ("decode_video", "prepare"):
-        change = _at("executables", _executable_of(name), _flip)
-        yield Row(f"executable {name} with another bit", change, "damaged", (name, "wanbuild compile"))
+        place, values = _executable_of(name), (name, "wanbuild compile")
+        change = _at("executables", place, _flip)
+        yield Row(f"executable {name} flipped", change, "damaged", values, place, True, False)
     gone = _at("executables", lambda artifact: artifact / "executables", shutil.rmtree)
     yield Row("no folder of executables", gone, "damaged", ("No such file",))
-    change = _at("programs", _program_of("decode_video"), _flip)
-    yield Row("a program with another bit", change, "damaged", ("decode_video", "copy"))
+    place = _program_of("decode_video")
+    change = _at("programs", place, _flip)
+    yield Row("programs: flipped", change, "damaged", ("decode_video", "copy"), place, True, False)
     change = _at("tokenizer", _tokenizer, _flip)
-    yield Row("a tokenizer with another bit", change, "damaged", ("tokenizer.json", "sha256"))
+    yield Row("a tokenizer flipped", change, "damaged", ("tokenizer.json", "sha256"), _tokenizer, True)
     for component, parameter in _PARAMETERS:
         change = _at("weights", _chunk_of(component, parameter), _flip)
         values = (component, array_folder(parameter), "crc32c", "copy")
-        yield Row(f"{component} {parameter} with another bit", change, "damaged", values)
+        yield Row(f"{component} {parameter} flipped", change, "damaged", values, before_weights=False)
     for folder, place in _PLACES.items():
         for thing, make in _INSTEAD.items():
-            yield Row(f"{folder}: {thing}", _at(folder, place, _becomes(make)), "damaged")
+            early = folder not in ("programs", "weights")
+            change = _at(folder, place, _becomes(make))
+            yield Row(f"{folder}: {thing}", change, "damaged", (_WHY[thing],), place, False, early)
     for thing, make in ENDLESS.items():
         change = _at("tokenizer", lambda artifact: artifact / MANIFEST, _becomes(make))
         yield Row(f"manifest: {thing}", change, "unreadable", (MANIFEST,))

@@ -54,7 +54,7 @@ class Row(NamedTuple):
     Attributes:
         name: of the row. What it draws depends on it.
         change: what is done to the good checkpoint.
-        code: of the error; several with "|" between them where a row is one of many that are generated.
+        code: of the error.
         values: what the error names.
         base: the good checkpoint: "float32", "float16" or "bfloat16" in single files, "sharded", "experts" of
             Wan 2.2, or "ti2v".

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hostile.things import TEXTS, VALUES
 _FIELDS: dict[str, dict[str, str]] = {
     "vae/config.json": {
         **dict.fromkeys(("base_dim", "dim_mult", "num_res_blocks", "temperal_downsample"), "unreadable"),
-        "latents_mean": "unreadable|mismatch",
+        "latents_mean": "unreadable",
         "z_dim": "unsupported",
     },
     "transformer/config.json": {
@@ -31,19 +32,27 @@ _FIELDS: dict[str, dict[str, str]] = {
         "architectures": "wrong_kind",
     },
     "scheduler/scheduler_config.json": {
-        "flow_shift": "unreadable|out_of_range",
-        "prediction_type": "unreadable|wrong_kind",
+        "flow_shift": "unreadable",
+        "prediction_type": "unreadable",
         "solver_order": "unreadable",
         "_class_name": "mismatch",
     },
     "model_index.json": {
         "_class_name": "unsupported",
-        **dict.fromkeys(("vae", "transformer", "unknown"), "unreadable|unsupported"),
-        "boundary_ratio": "wrong_type|conflict",
+        **dict.fromkeys(("vae", "transformer", "unknown"), "unreadable"),
+        "boundary_ratio": "wrong_type",
         "expand_timesteps": "wrong_type",
     },
     TOKENIZER: {"model": "unreadable", "added_tokens": "unreadable"},
 }
+_OF_RIGHT_TYPE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "latents_mean": (lambda value: isinstance(value, list) and not value, "mismatch"),
+    "flow_shift": (lambda value: isinstance(value, float) and math.isfinite(value), "out_of_range"),
+    "prediction_type": (lambda value: isinstance(value, str), "wrong_kind"),
+    **dict.fromkeys(("vae", "transformer", "unknown"), (lambda value: value is None, "unsupported")),
+}
+"""By field: whether a value has the right type, so that what it means is wrong, and the code of that."""
+
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     # What these values of these fields mean is supported, or is the same as leaving the field out.
     "architectures": (None, [], [None]),
@@ -142,13 +151,14 @@ def _configs() -> Iterator[Row]:
         yield Row(f"{file} of an empty object", text(file, b"{}"), code)
     draw = np.random.default_rng(20_250_301)
     for file, names in _FIELDS.items():
-        for field, codes in names.items():
+        for field, code in names.items():
             for value in VALUES:
                 harmless = _HARMLESS.get(field, ())
                 if any(value is x or value == x for x in harmless) or draw.random() > 0.2:
                     continue  # one in five of all fields and values
                 name = f"{file} with {field} {json.dumps(value)[:24]}"
-                yield Row(name, fields(file, **{field: value}), codes)
+                fits, other = _OF_RIGHT_TYPE.get(field, (lambda value: False, code))
+                yield Row(name, fields(file, **{field: value}), other if fits(value) else code)
     for file, values, code, named in _CONFIGS:
         yield Row(f"{file} of {values}", fields(file, **values), code, named)
     for values, code, named in _PIPELINES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -91,6 +91,17 @@ def check_named(error: dict[str, Any], code: str, values: Sequence[object]) -> N
     assert error["code"] == code, error
     for value in values:
         assert str(value) in error["message"], (value, error)
+
+
+def first_of_each(rows: Iterable[Any], kind: Callable[[Any], Hashable]) -> list[Any]:
+    """Numbered rows: the first of each kind is in ``make test``, and the others are thorough."""
+    seen, parameters = set(), []
+    for number, row in enumerate(rows):
+        first = kind(row) not in seen
+        seen.add(kind(row))
+        marks = () if first else pytest.mark.thorough
+        parameters.append(pytest.param(number, row, id=row.name, marks=marks))
+    return parameters
 
 
 def edit_json(path: Path, change: Callable[[Any], object]) -> None:

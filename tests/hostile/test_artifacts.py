@@ -1,9 +1,10 @@
-"""Every reader of artifacts meets every broken one; nothing is loaded from it, and it stays as it was."""
+"""Broken artifacts are refused and stay as they were: every manifest by ``--list``, every file by a run."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from crc32c import crc32c
 
 from helpers.damage import PROFILE, Declines, flip, one_error, own
-from helpers.refusals import check_json
+from helpers.refusals import check_json, check_parts
 from hostile.artifacts import FILES, MANIFESTS, Row, chunk
-from hostile.refusal import check_named, refusal
+from hostile.refusal import check_named, first_of_each, refusal
+from hostile.things import ENDLESS
 from wanbuild.cli import wanbuild
 from wanbuild.conversion import orbax
 from wancli.console import run
@@ -27,6 +29,7 @@ from wanrun.files import sha256_of
 READERS = {
     "list": (wanrun, "--list", "--artifact"),
     "run": (wanrun, "--prompt", "a fox", "--output", "o.npy", "--artifact"),
+    "allow": (wanrun, "--prompt", "a fox", "--output", "o.npy", "--allow-compile", "--artifact"),
     "inspect": (wanbuild, "inspect", "--artifact"),
     "verify": (wanbuild, "verify", "--artifact"),
     "compile": (wanbuild, "compile", "--size", "96x64", "--frames", "9", "--target", "cpu", "--artifact"),
@@ -34,10 +37,30 @@ READERS = {
     "sbom": (wanbuild, "sbom"),
     "oci": (wanbuild, "oci", "--output", "layout"),
 }
+OTHERS = [name for name in READERS if name not in ("list", "allow")]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("number", "row"), list(enumerate(MANIFESTS)), ids=[row.name for row in MANIFESTS])
+def manifest_kind(row: Row) -> tuple[str, str]:
+    """The code, and the table that the row is from, or the record that it changes."""
+    return row.code, row.name.partition(":")[0].partition(" at ")[0]
+
+
+def file_kind(row: Row) -> str:
+    """Each row but cut executables and files without an end, which are one kind each."""
+    if row.name.endswith(" cut"):
+        return "cut"
+    thing = row.name.rpartition(": ")[2]
+    return thing if thing in ENDLESS else row.name
+
+
+def refused_by(name: str, row: Row, artifact: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    command, *arguments = READERS[name]
+    return refusal(capsys, artifact.parent, command, [*arguments, artifact], 3)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_weights_are_read")
+@pytest.mark.parametrize(("number", "row"), first_of_each(MANIFESTS, manifest_kind))
 def test_a_broken_manifest_is_refused(
     number: int,
     row: Row,
@@ -45,31 +68,53 @@ def test_a_broken_manifest_is_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """By two of the readers, so that each meets every kind of row."""
+    """By ``--list`` and by another reader, which is a run for the first row of each kind."""
     monkeypatch.chdir(tmp_path)
     row.change(artifact)
-    for name in list(READERS)[number % 4 :: 4]:
-        command, *arguments = READERS[name]
-        error = refusal(capsys, tmp_path, command, [*arguments, artifact], 3)
-        check_named(error, row.code, (tmp_path, *row.values))
+    thorough = request.node.get_closest_marker("thorough")
+    for reader in ("list", OTHERS[number % len(OTHERS)] if thorough else "run"):
+        check_named(refused_by(reader, row, artifact, capsys), row.code, (tmp_path, *row.values))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("row", FILES, ids=lambda row: row.name)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "row"), first_of_each(FILES, file_kind))
 def test_a_damaged_file_is_refused(
+    number: int,
     row: Row,
     artifact: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    """By a run, which reads no weights before that unless they or what is loaded with them are damaged."""
+    if row.before_weights:
+        request.getfixturevalue("no_weights_are_read")
+    check_file_refused(("run",), row, artifact, capsys)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("row", FILES, ids=lambda row: row.name)
+def test_a_damaged_file_is_refused_by_others(
+    row: Row, artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By ``wanbuild verify``; and with ``--allow-compile`` there is nothing sound to compile from."""
+    readers = ("verify", "allow") if row.name.startswith("programs: ") else ("verify",)
+    check_file_refused(readers, row, artifact, capsys)
+
+
+def check_file_refused(
+    readers: Sequence[str], row: Row, artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = row.place(artifact) if row.place else artifact
+    digests = [sha256_of(path.read_bytes())] if row.flipped else []
     row.change(artifact)
-    for name in ("run", "verify"):
-        command, *arguments = READERS[name]
-        error = refusal(capsys, tmp_path, command, [*arguments, artifact], 3)
-        check_named(error, row.code, row.values)
+    digests += [sha256_of(path.read_bytes())] if row.flipped else []
+    for name in readers:
+        error = refused_by(name, row, artifact, capsys)
+        check_named(error, row.code, (path, *row.values))
+        check_parts(error, **dict(zip(("expected", "found"), digests, strict=False)))
 
 
 # --- what is damaged and is no row -----------------------------------------------------------------------

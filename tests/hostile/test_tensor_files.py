@@ -1,4 +1,4 @@
-"""Every reader of weight files meets every broken one, and random ones."""
+"""The reader of weight files refuses every broken one, and each command some; random files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save, save_file
 
 from helpers.single_files import write_all_in_one, write_single_files, write_with_published_heads
-from hostile.refusal import check_named, refusal, time_limit
+from hostile.refusal import check_named, first_of_each, refusal, time_limit
 from hostile.tensor_files import GGUF, SAFETENSORS, Row, join
 from wanbuild.build import convert
 from wanbuild.cli import wanbuild
@@ -66,7 +66,6 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
     }
 
 
-NUMBERED = list(enumerate(SAFETENSORS))
 GOOD = {"a.weight": (5, 3, 2, 2), "b": (70,), "c.bias": (3, 4), "blocks.0.d": (40, 9)}
 """Shapes of a good file."""
 
@@ -82,8 +81,13 @@ def test_a_broken_file_is_refused(row: Row, tmp_path: Path) -> None:
     check_named({"code": caught.value.code, "message": str(caught.value)}, row.code, (path, *row.values))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("number", "row"), NUMBERED, ids=[row.name for row in SAFETENSORS])
+def kind(row: Row) -> tuple[str, str]:
+    """The code, and what has made the bytes."""
+    return row.code, row.make.__qualname__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "row"), first_of_each(SAFETENSORS, kind))
 def test_a_command_refuses_a_broken_file(
     number: int, row: Row, readers: Mapping[str, Reader], capsys: pytest.CaptureFixture[str]
 ) -> None:
