@@ -95,11 +95,12 @@ def check_named(error: dict[str, Any], code: str, values: Sequence[object]) -> N
 
 def first_of_each(rows: Iterable[Any], kind: Callable[[Any], Hashable]) -> list[Any]:
     """Numbered rows: the first of each kind is in ``make test``, and the others are thorough."""
-    seen, parameters = set(), []
+    seen: set[Hashable] = set()
+    parameters: list[Any] = []
     for number, row in enumerate(rows):
         first = kind(row) not in seen
         seen.add(kind(row))
-        marks = () if first else pytest.mark.thorough
+        marks = [] if first else [pytest.mark.thorough]
         parameters.append(pytest.param(number, row, id=row.name, marks=marks))
     return parameters
 
