@@ -305,9 +305,7 @@ def _take_seconds(value: Any, body: Body) -> None:
         raise mistyped("seconds", "a positive number", value)
     if not 0 < number < 1e5:
         what, expected = "seconds is out of range", "more than 0, less than 100000"
-        raise RefusedError(
-            what, param="seconds", code="out_of_range", expected=expected, found=quoted(value)
-        )
+        raise RefusedError(what, param="seconds", code="out_of_range", expected=expected, found=quoted(value))
     fps = body.options.get("fps", body.model.manifest.model.defaults.fps)
     rate = float(fps) if type(fps) in (int, float) and fps > 0 else 16.0
     frames = length_of(body.model.manifest.model, number, rate)
