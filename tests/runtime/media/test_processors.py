@@ -100,6 +100,12 @@ def test_bilinear_scaling_of_a_reference() -> None:
     np.testing.assert_allclose(canvas[5, :, 0], expected, atol=1e-6)
 
 
+def test_a_reference_is_first_scaled_to_multiples_of_eight() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (23, 17, 3), np.uint8))
+    smaller = Image.fromarray(resized(image, 16, 16))
+    np.testing.assert_array_equal(reference_canvas(image, 48, 32), reference_canvas(smaller, 48, 32))
+
+
 def test_clip_pixels_crop_the_centre() -> None:
     pixels = np.zeros((6, 12, 3), np.uint8)
     pixels[:, 3:9] = RED
