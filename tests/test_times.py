@@ -51,7 +51,9 @@ def record(
 def test_records_take_the_place_of_what_was_known_of_a_folder() -> None:
     records = [
         record("t/test_a.py::test_x[y::z]", "test", 0.5, "t::toy", {"t::toy": 2.0, "import jax": 1.0}),
-        record("t/test_a.py::test_x[w]", "test", 0.25, "t::toy t/test_a.py::own", {"t::toy": 1.0}),
+        record(
+            "t/test_a.py::test_x[w]", "test", 0.25, "t::toy t/test_a.py::own", {"t::toy": 1.0, "v::toy": 1.0}
+        ),
         record("t/test_b.py::test_y", "fast", 0.125, "t::toy"),
         record("test_c.py::test_z", "all", 3.0),
     ]

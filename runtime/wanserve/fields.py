@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,20 +39,10 @@ from wanserve.request_media import (
     safe_name,
     stored_upload,
 )
+from wanserve.route import FORMATS
 from wanserve.settings import Settings
 from wanserve.sizes import MAX_ITEMS
 from wanserve.video import LiveState, Upload
-
-FORMATS: Mapping[str, str] = MappingProxyType(
-    {
-        "mp4": "video/mp4",
-        "webm": "video/webm",
-        "gif": "image/gif",
-        "webp": "image/webp",
-        "mov": "video/quicktime",
-    }
-)
-"""The media type of a video by its suffix."""
 
 MAX_NAME = 200
 """Characters of a field's name."""

@@ -12,14 +12,13 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from wanserve.fields import FORMATS
 from wanserve.folders import Folders
 from wanserve.keys import owner_of
 from wanserve.live_jobs import LiveJob, LiveReader
 from wanserve.protocol import TRANSPORT
 from wanserve.queue import Queue
 from wanserve.refusal import RefusedError, absent, closing, failed, withheld
-from wanserve.route import BINARY, Content, RouteParameter, gone, route
+from wanserve.route import BINARY, FORMATS, Content, RouteParameter, gone, route
 from wanserve.video import Video
 
 PACE: Final = RouteParameter(

@@ -11,8 +11,8 @@ import msgspec
 import wanrun
 from wanserve.catalog import Catalog
 from wanserve.field_names import LORA, MEDIA, MERGED, NO_EFFECT, api_text, files, options_by_name
-from wanserve.fields import FORMATS, MOST_SEEDS
-from wanserve.route import ERROR, TEXT, Content, Route, RouteParameter, schema_of
+from wanserve.fields import MOST_SEEDS
+from wanserve.route import ERROR, FORMATS, TEXT, Content, Route, RouteParameter, schema_of
 from wanserve.shown import ShownVideo
 
 

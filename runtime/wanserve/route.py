@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
@@ -19,6 +20,17 @@ from wanserve.refusal import one_of, whole
 JSON: Final = "application/json"
 TEXT: Final[Mapping[str, Any]] = {"type": "string"}
 BINARY: Final[Mapping[str, Any]] = {"type": "string", "format": "binary"}
+
+FORMATS: Mapping[str, str] = MappingProxyType(
+    {
+        "mp4": "video/mp4",
+        "webm": "video/webm",
+        "gif": "image/gif",
+        "webp": "image/webp",
+        "mov": "video/quicktime",
+    }
+)
+"""The media type of a video by its suffix."""
 
 Handler = Callable[[Any, Request], Awaitable[Response]]
 """A method that answers a request."""

@@ -18,7 +18,6 @@ from wanserve.catalog import Catalog, ServedModel
 from wanserve.changes import Changes
 from wanserve.database import VideoDatabase
 from wanserve.field_values import LORAS
-from wanserve.fields import FORMATS
 from wanserve.folders import Folders
 from wanserve.forms import FORM_TYPES
 from wanserve.keys import client_of, owner_of
@@ -27,6 +26,7 @@ from wanserve.refusal import RefusedError, absent, failed, one_of, whole, withhe
 from wanserve.request_media import IMAGE_TYPES
 from wanserve.route import (
     BINARY,
+    FORMATS,
     JSON,
     OBJECT,
     TEXT,

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from wanserve.fields import FORMATS
 from wanserve.progress import BUILD, CANCELLING, QUEUED, VideoProgress
+from wanserve.route import FORMATS
 from wanserve.video import Failure, LiveState, Status, Video
 
 _PHASES = (QUEUED, BUILD, "loading", "media", "text", "steps", "decode", "encode", "live", CANCELLING)

@@ -20,7 +20,7 @@ from campaign.kinds import WEIGHTS
 from campaign.soak import growth
 from campaign.sources import Sample, toy
 
-SECONDS = 6.0
+SECONDS = 5.0
 
 
 @pytest.mark.thorough

@@ -80,8 +80,11 @@ def updated(times: Times, records: Iterable[Record]) -> Times:
     recorded to known seconds, over the folders of a second or more that are in both.
     """
     found: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for name, of, seconds in _spent(list(records)):
-        found[folder(name)][of] += seconds
+    kept = list(records)
+    recorded = {folder(record["test"]) for record in kept}
+    for name, of, seconds in _spent(kept):
+        if folder(name) in recorded:
+            found[folder(name)][of] += seconds
     known = {name: sum(times[name].values()) for name in found if name in times}
     ratios = [sum(found[name].values()) / seconds for name, seconds in known.items() if seconds >= 1]
     slower = statistics.median(ratios) if len(ratios) >= 10 else 1.0

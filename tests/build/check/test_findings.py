@@ -230,6 +230,7 @@ def test_a_model_of_every_kind() -> None:
     assert [int(word) for word in lines["live"].split() if word.isdigit()] == [3, 1]
 
 
+@pytest.mark.slow
 def test_inspect(toy_artifact: Path) -> None:
     runner = CliRunner()
     text = runner.invoke(wanbuild, ["inspect", "--artifact", str(toy_artifact)])

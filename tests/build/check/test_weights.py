@@ -85,6 +85,7 @@ def test_a_whole_artifact(converted: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_through_links(converted: Path, tmp_path: Path) -> None:
     """The weights may lie on another file system."""
     artifact = linked(converted, tmp_path / "artifact")

@@ -225,7 +225,7 @@ def plan(artifact: Path) -> Plan:
     return make_plan(read_subject(str(artifact)), PlanRequest("cpu", {}, steps=STEPS), {"cpu": CPU})
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_each_length_of_chunks_has_its_steps(plan: Plan) -> None:
     """Of 1, 3, 3, 3 and 2 latent frames, of which all but the last one are kept."""
     calls = {call.name: call for call in plan.generation.calls}

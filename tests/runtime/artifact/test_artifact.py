@@ -29,6 +29,7 @@ def artifact(toy_artifact: Path) -> Artifact:
     return open_artifact(toy_artifact)
 
 
+@pytest.mark.slow
 def test_the_files_are_those_of_the_folder(artifact: Artifact) -> None:
     """But for the manifest, and for Orbax's metadata, which follows from it."""
     named, folder = {one.name: one for one in artifact.named()}, artifact.folder
